@@ -1,0 +1,52 @@
+# make train: set up, make data, train BEV segmentation. make test: every check. make help: the rest.
+#   STACK=onedl (default) or openmmlab: which mm-stack, each in a venv of its own
+#   PYTHON=python3.12: with which Python to make the venv
+STACK ?= onedl
+PYTHON ?= python3
+VENV := $(if $(filter onedl,$(STACK)),.venv,.venv-$(STACK))
+LOCK := requirements/lock-$(STACK).txt
+BIN := $(VENV)/bin
+CONFIG ?= configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
+DATA ?= data/synthetic_bev
+PYTEST_ARGS ?=
+READY := $(VENV)/.ready
+
+ifeq ($(wildcard $(LOCK)),)
+$(error STACK=$(STACK) is not known; use STACK=onedl or STACK=openmmlab)
+endif
+
+.PHONY: help setup data train test test-slow format clean
+
+help:
+	@sed -n '1,/^$$/s/^# *//p' Makefile
+	@echo "targets: setup data train test test-slow format clean"
+
+setup: $(READY)
+
+$(READY): $(LOCK) requirements/runtime.txt setup.py tools/misc/install_stack.py
+	$(PYTHON) tools/misc/install_stack.py $(STACK) $(VENV)
+	@touch $@
+
+data: $(DATA)/calib.json
+
+$(DATA)/calib.json: | $(READY)
+	$(BIN)/python tools/dataset_converters/make_synthetic_bev.py $(DATA) --num 400 --num-val 60 --size 800 450
+
+train: $(READY) data
+	$(BIN)/python tools/train.py $(CONFIG)
+
+test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .venv-openmmlab build work_dirs data/synthetic_bev .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,23 @@
+# Everything that does not depend on data, model or schedule. `default_hooks` is defined here once.
+default_scope = 'mmseg'
+custom_imports = dict(imports=['mmtempo'], allow_failed_imports=False)
+
+env_cfg = dict(
+    cudnn_benchmark=True,  # input sizes are fixed, so the search pays off
+    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),  # workers are the parallelism
+    dist_cfg=dict(backend='nccl'),
+)
+default_hooks = dict(
+    timer=dict(type='IterTimerHook'),
+    logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+    visualization=dict(type='BEVVisualizationHook'),
+)
+custom_hooks = [dict(type='RunSummaryHook')]
+visualizer = dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')])
+log_processor = dict(by_epoch=False)
+log_level = 'INFO'
+load_from = None
+resume = False

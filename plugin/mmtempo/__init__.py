@@ -1,0 +1,17 @@
+"""mmtempo: fast and smooth BEV and segmentation training on MMEngine.
+
+`import mmtempo` checks the installed stack, registers every class in MMEngine's
+root registries and lets safe checkpoint loading read mm-style files.
+"""
+
+from .stack import check_stack
+
+check_stack()
+
+from . import bev, hooks  # noqa: E402, F401 - imported for their registrations
+from .serialization import register_safe_globals  # noqa: E402
+from .version import __version__  # noqa: E402
+
+register_safe_globals()
+
+__all__ = ['__version__']

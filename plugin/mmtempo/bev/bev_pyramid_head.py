@@ -1,0 +1,104 @@
+"""From BEV features to class logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import nn
+
+from .labels import PRIORS
+
+
+def _norm(channels: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 with a shortcut; GroupNorm, since BEV batches are small."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        middle = max(channels // 2 // groups, 1) * groups
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, middle, 1, bias=False),
+            _norm(middle, groups),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(middle, middle, 3, padding=1, bias=False),
+            _norm(middle, groups),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(middle, channels, 1, bias=False),
+            _norm(channels, groups),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.body(x)).relu_()
+
+
+@MODELS.register_module()
+class BEVPyramidHead(BaseModule):
+    """Residual stack at grid resolution, then twice the resolution, then classes.
+
+    At the start every cell predicts the prior: the last weights are zero and
+    the bias is its logit.
+
+    Args:
+        in_channels: Channels of the BEV features.
+        channels: Width of the stack, a multiple of `groups`. Defaults to 128.
+        num_blocks: Bottlenecks at the grid's resolution and at twice that.
+            Defaults to (4, 2).
+        groups: Of every GroupNorm. Defaults to 16.
+        priors: Share of valid cells with each class; gives the number of classes.
+            Defaults to nuScenes' 14 priors.
+        loss: Config of the loss, on top of `OccupancyLoss` with these `priors`.
+            Defaults to None.
+        init_cfg: As for mmengine's `BaseModule`. Defaults to None.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int = 128,
+        num_blocks: Sequence[int] = (4, 2),
+        groups: int = 16,
+        priors: Sequence[float] = PRIORS,
+        loss: dict | None = None,
+        init_cfg: Any = None,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        if channels % groups:
+            raise ValueError(
+                f'BEVPyramidHead.channels = {channels} is not a multiple of groups = {groups}'
+            )
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, channels, 3, padding=1, bias=False),
+            _norm(channels, groups),
+            nn.ReLU(inplace=True),
+        )
+        self.coarse = nn.Sequential(*(Bottleneck(channels, groups) for _ in range(num_blocks[0])))
+        fine = max(channels // 2 // groups, 1) * groups
+        self.upsample = nn.Sequential(
+            nn.ConvTranspose2d(channels, fine, 2, stride=2, bias=False),
+            _norm(fine, groups),
+            nn.ReLU(inplace=True),
+        )
+        self.fine = nn.Sequential(*(Bottleneck(fine, groups) for _ in range(num_blocks[1])))
+        self.classify = nn.Conv2d(fine, len(priors), 1)
+        nn.init.zeros_(self.classify.weight)
+        with torch.no_grad():
+            self.classify.bias.copy_(torch.tensor(priors).logit())  # type: ignore[union-attr]
+        loss = dict(type='OccupancyLoss', priors=tuple(priors)) | dict(loss or {})
+        self.loss_module = MODELS.build(loss)
+
+    def forward(self, bev: torch.Tensor) -> torch.Tensor:
+        """Logits (B, classes, 2 * rows, 2 * columns)."""
+        return self.classify(self.fine(self.upsample(self.coarse(self.stem(bev)))))
+
+    def loss(
+        self, bev: torch.Tensor, occupancy: torch.Tensor, valid: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Losses of a batch."""
+        return self.loss_module(self(bev), occupancy, valid)

@@ -1,0 +1,234 @@
+"""nuScenes BEV segmentation, one camera image a sample."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import os.path as osp
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dataset import BaseDataset
+from mmengine.logging import print_log
+from mmengine.registry import DATASETS
+
+from .calibration import check_intrinsics
+from .errors import BadSampleError
+from .labels import CLASSES, PALETTE
+
+IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg')
+GENERATE = 'python tools/dataset_converters/make_synthetic_bev.py'
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """The first few names of a long list."""
+    more = f', ... ({len(names) - most} more)' if len(names) > most else ''
+    return ', '.join(sorted(names)[:most]) + more
+
+
+def _label_problem(path: str, size: tuple[int, int]) -> str | None:
+    """What the PNG header says that a label must not be; reads 26 bytes."""
+    with open(path, 'rb') as file:
+        header = file.read(26)
+    if len(header) < 26 or header[:8] != b'\x89PNG\r\n\x1a\n':
+        return 'not a PNG file'
+    width, height, depth, colour = struct.unpack('>IIBB', header[16:26])
+    if (height, width) != size:
+        return f'{height} rows x {width} columns instead of {size[0]} x {size[1]}'
+    if (depth, colour) != (16, 0):
+        kind = 'grey' if colour == 0 else f'colour type {colour}'
+        return f'{depth}-bit {kind} instead of 16-bit grey'
+    return None
+
+
+@DATASETS.register_module()
+class NuScenesBEVDataset(BaseDataset):
+    """Camera images with packed BEV labels, in the layout of the BEV repositories.
+
+    ::
+
+        <data_root>/img_dir/<split>/<token>.{png,jpg}   camera image, any size
+        <data_root>/ann_bev_dir/<split>/<token>.png     16-bit label, 196 x 200
+        <data_root>/calib.json                          {token: 3x3 intrinsics}
+
+    Everything that can be known from names and headers is checked when the data
+    set is built: one error lists all that is missing or wrong.
+
+    Example::
+
+        dataset=dict(
+            type='NuScenesBEVDataset',
+            data_root='data/nuscenes_bev',
+            data_prefix=dict(img_path='img_dir/train', bev_path='ann_bev_dir/train'),
+            pipeline=train_pipeline)
+
+    Args:
+        data_root: Root folder of the data.
+        data_prefix: Folders of images and labels below the root.
+            Defaults to dict(img_path='img_dir/train', bev_path='ann_bev_dir/train').
+        calib_file: The calibrations, relative to the root. Defaults to 'calib.json'.
+        label_size: Rows and columns of a label. Defaults to (196, 200).
+        on_bad_sample: 'raise' stops at a file that cannot be read; 'skip' goes on
+            with the next sample (in evaluation: with an image that counts nothing),
+            and `bad_samples` lists what was skipped. Defaults to 'raise'.
+        **kwargs: As for mmengine's `BaseDataset`.
+    """
+
+    METAINFO = dict(classes=CLASSES, palette=PALETTE)
+
+    def __init__(
+        self,
+        data_root: str = '',
+        data_prefix: dict | None = None,
+        calib_file: str = 'calib.json',
+        label_size: Sequence[int] = (196, 200),
+        on_bad_sample: str = 'raise',
+        **kwargs: Any,
+    ) -> None:
+        if on_bad_sample not in ('raise', 'skip'):
+            raise ValueError(f"on_bad_sample must be 'raise' or 'skip', found {on_bad_sample!r}")
+        self.calib_file = calib_file
+        self.label_size = (int(label_size[0]), int(label_size[1]))
+        self.on_bad_sample = on_bad_sample
+        if data_prefix is None:
+            data_prefix = dict(img_path='img_dir/train', bev_path='ann_bev_dir/train')
+        super().__init__(data_root=data_root, data_prefix=data_prefix, **kwargs)
+
+    def full_init(self) -> None:
+        if self._fully_initialized:
+            return
+        super().full_init()
+        # One flag a sample, in shared memory: workers write, the trainer reads.
+        self._bad = torch.zeros(len(self), dtype=torch.bool).share_memory_()
+
+    def load_data_list(self) -> list[dict]:
+        """Match images, labels and calibrations; raise one error with all that is wrong."""
+        root = self.data_root or '.'
+        image_dir, label_dir = self.data_prefix['img_path'], self.data_prefix['bev_path']
+        self._check_exists(root, 'data_root', osp.isdir, root)
+        self._check_exists(image_dir, 'data_prefix.img_path', osp.isdir, root)
+        self._check_exists(label_dir, 'data_prefix.bev_path', osp.isdir, root)
+        images = self._by_token(image_dir, IMAGE_SUFFIXES)
+        labels = self._by_token(label_dir, ('.png',))
+        if not images and not labels:
+            raise ValueError(
+                f'empty split: no {"/".join(IMAGE_SUFFIXES)} image in {image_dir} and no .png '
+                f'label in {label_dir}; check data_prefix, or generate data with: {GENERATE}'
+            )
+        intrinsics = self._read_calibrations(osp.join(root, self.calib_file))
+        self._check_complete(images, labels, intrinsics)
+        return [
+            dict(
+                token=token,
+                img_path=images[token],
+                bev_path=labels[token],
+                intrinsics=intrinsics[token],
+            )
+            for token in sorted(images)
+        ]
+
+    @staticmethod
+    def _check_exists(path: str, key: str, exists: Callable[[str], bool], root: str) -> None:
+        if not exists(path):
+            raise FileNotFoundError(
+                f'{key}: {osp.abspath(path)} does not exist; generate data with: {GENERATE} {root}'
+            )
+
+    @staticmethod
+    def _by_token(folder: str, suffixes: tuple[str, ...]) -> dict[str, str]:
+        """Path of each file by its token."""
+        found: dict[str, str] = {}
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                token, suffix = osp.splitext(entry.name)
+                if suffix.lower() not in suffixes:
+                    continue
+                if token in found:
+                    raise ValueError(
+                        f'two images for token {token}: {found[token]} and {entry.path}; '
+                        'remove one of them'
+                    )
+                found[token] = entry.path
+        return found
+
+    def _read_calibrations(self, path: str) -> dict[str, Any]:
+        self._check_exists(path, 'calib_file', osp.isfile, self.data_root)
+        try:
+            with open(path, encoding='utf-8') as file:
+                calibrations = json.load(file)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f'calib_file: {path} is not valid JSON: {error}') from None
+        if not isinstance(calibrations, dict):
+            raise ValueError(
+                f'calib_file: {path} must hold {{token: 3x3 intrinsics}}, '
+                f'found a {type(calibrations).__name__}'
+            )
+        return calibrations
+
+    def _check_complete(
+        self, images: dict[str, str], labels: dict[str, str], intrinsics: dict[str, Any]
+    ) -> None:
+        """Collect every problem before raising, so that one run tells all."""
+        problems = []
+
+        def report(names: Sequence[str], what: str) -> None:
+            if names:
+                problems.append(f'{len(names)} {what}: {_some(names)}')
+
+        report([t for t in images if t not in labels], 'images without a label')
+        report([t for t in labels if t not in images], 'labels without an image')
+        report([t for t in images if t not in intrinsics], f'tokens missing in {self.calib_file}')
+        wrong_labels = []
+        for token, path in labels.items():
+            problem = _label_problem(path, self.label_size)
+            if problem is not None:
+                wrong_labels.append(f'{token} ({problem})')
+        report(wrong_labels, 'labels of the wrong form')
+        wrong_calibrations = []
+        for token in images:
+            if token in intrinsics:
+                try:
+                    check_intrinsics(intrinsics[token], token)
+                except ValueError as error:
+                    wrong_calibrations.append(str(error))
+        report(wrong_calibrations, f'wrong entries in {self.calib_file}')
+        if problems:
+            raise ValueError(
+                f'{osp.abspath(self.data_prefix["img_path"])} ({len(images)} images, '
+                f'{len(labels)} labels) cannot be used:\n  - ' + '\n  - '.join(problems)
+            )
+
+    def prepare_data(self, idx: int) -> Any:
+        """Run the pipeline; under `on_bad_sample='skip'` replace a sample that cannot be read."""
+        if self.on_bad_sample == 'raise':
+            return super().prepare_data(idx)
+        for step in range(len(self)):
+            candidate = (idx + step) % len(self)
+            try:
+                if self._bad[candidate]:
+                    raise BadSampleError('already known to be bad')
+                sample = super().prepare_data(candidate)
+            except BadSampleError as error:
+                self._report_bad(candidate, error)
+                continue
+            if self.test_mode and step > 0:
+                # Its label counts nothing, so every image is still counted at most once.
+                sample['data_samples'].gt_bev.fill_(1 << 14)
+            return sample
+        raise BadSampleError(
+            f'all {len(self)} samples of {self.data_prefix["img_path"]} are bad; '
+            "look at them with on_bad_sample='raise'"
+        )
+
+    def _report_bad(self, index: int, error: BadSampleError) -> None:
+        if not self._bad[index]:
+            self._bad[index] = True
+            print_log(f'skipped: {error}', logger='current', level=logging.WARNING)
+
+    def bad_samples(self) -> list[str]:
+        """Paths of the images that were skipped so far, by any worker."""
+        return [self.get_data_info(int(i))['img_path'] for i in np.flatnonzero(self._bad.numpy())]

@@ -1,0 +1,70 @@
+"""Says at the end of a run where everything lies."""
+
+from __future__ import annotations
+
+import os.path as osp
+import time
+from typing import Any
+
+from mmengine.dist import all_gather_object
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class RunSummaryHook(Hook):
+    """At the end of training: how long it took, where everything lies, what was skipped.
+
+    Example::
+
+        custom_hooks = [dict(type='RunSummaryHook')]
+
+    It logs one block of text and no keys.
+
+    Args:
+        show: Most names of skipped samples to list. Defaults to 5.
+    """
+
+    # Last of all: the checkpoint of the last iteration is on disk by then.
+    priority = 'LOWEST'
+
+    def __init__(self, show: int = 5) -> None:
+        self.show = show
+        self._started = 0.0
+
+    def before_train(self, runner: Any) -> None:
+        self._started = time.perf_counter()
+        self._first_iter = runner.iter
+
+    def after_train(self, runner: Any) -> None:
+        seconds = round(time.perf_counter() - self._started)
+        done = runner.iter - self._first_iter
+        lines = [f'{done} iterations in {seconds // 60} min {seconds % 60} s, with evaluation']
+        checkpoint = runner.message_hub.get_info('last_ckpt') if _has_checkpoint(runner) else None
+        if checkpoint:
+            lines.append(f'checkpoint  {checkpoint}')
+        config = runner.cfg.filename
+        if config:
+            lines.append(f'config      {osp.join(runner.work_dir, osp.basename(config))}')
+        lines.append(f'logs        {runner.log_dir}')
+        if config and checkpoint:
+            lines.append(f'test it     python tools/test.py {config} {checkpoint}')
+        runner.logger.info('\n  '.join(['Training has ended.', *lines]))
+        for split, loop in (('train', runner.train_loop), ('val', runner.val_loop)):
+            self._report_skipped(runner, split, getattr(loop, 'dataloader', None))
+
+    def _report_skipped(self, runner: Any, split: str, dataloader: Any) -> None:
+        find = getattr(getattr(dataloader, 'dataset', None), 'bad_samples', None)
+        if find is None:
+            return
+        names = sorted(set().union(*all_gather_object(find())))
+        if names:
+            more = f'\n  ... and {len(names) - self.show} more' if len(names) > self.show else ''
+            listing = ''.join(f'\n  {name}' for name in names[: self.show])
+            runner.logger.warning(
+                f'{len(names)} bad samples of {split} were skipped:{listing}{more}'
+            )
+
+
+def _has_checkpoint(runner: Any) -> bool:
+    return 'last_ckpt' in runner.message_hub.runtime_info

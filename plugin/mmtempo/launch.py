@@ -1,0 +1,285 @@
+"""From a command line to a config that is ready to run; shared by the tools."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.util
+import inspect
+import logging
+import os
+import os.path as osp
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+
+# Keys that `Runner.from_cfg` and the tools read although a config need not have them.
+RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
+    'auto_scale_lr',
+    'compile',
+    'custom_imports',
+    'model_wrapper_cfg',
+    'runner_type',
+    'sync_bn',
+    'tta_model',
+    'tta_pipeline',
+}
+
+
+class LaunchError(ValueError):
+    """What the user asked for cannot be started; the message says what to do."""
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that training and testing share; the same as mmseg's."""
+    parser.add_argument('config', help='config file, or package::path such as mmseg::fcn/...')
+    parser.add_argument('--work-dir', help='folder for logs and checkpoints')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='override settings of the config, for example train_dataloader.batch_size=2; '
+        'lists as key="[a,b]" or key=a,b, nested ones as key="[(a,b),(c,d)]"',
+    )
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    # torchrun sets LOCAL_RANK; the older torch.distributed.launch passes a flag.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def resolve_config_path(name: str) -> str:
+    """Path of a config given as a file or as `package::path`."""
+    if '::' in name:
+        package, _, relative = name.partition('::')
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        if spec is None or spec.origin is None:
+            raise LaunchError(f'config {name}: there is no installed package {package!r}')
+        home = osp.dirname(spec.origin)
+        # An installed package carries its configs in `.mim`; a checkout has them at its top.
+        roots = [osp.join(home, '.mim', 'configs'), osp.join(home, '..', '..', 'configs')]
+        root = next((root for root in roots if osp.isdir(root)), roots[0])
+        path = osp.normpath(osp.join(root, relative))
+    else:
+        path = name
+    if not path.endswith(('.py', '.json', '.yaml', '.yml')):
+        path += '.py'
+    if osp.isfile(path):
+        return path
+    folder = osp.dirname(path) or '.'
+    near = sorted(os.listdir(folder)) if osp.isdir(folder) else []
+    close = difflib.get_close_matches(osp.basename(path), near, n=3, cutoff=0.5)
+    hint = f'; did you mean {" or ".join(osp.join(folder, c) for c in close)}?' if close else ''
+    if not osp.isdir(folder):
+        hint = f'; the folder {folder} does not exist'
+    raise LaunchError(f'config {name}: no such file{hint}')
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Read the config, apply --cfg-options, --launcher and --work-dir."""
+    path = resolve_config_path(args.config)
+    cfg = Config.fromfile(path)
+    options = args.cfg_options or {}
+    _check_options(cfg, options)
+    cfg.merge_from_dict(options)
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = osp.join('work_dirs', osp.splitext(osp.basename(path))[0])
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    return cfg
+
+
+def _check_options(cfg: Config, options: dict[str, Any]) -> None:
+    """A new top-level key does nothing, so it is a mistake; a deeper one may be meant."""
+    for option in options:
+        node: Any = cfg
+        path = option.split('.')
+        for depth, part in enumerate(path):
+            if not isinstance(node, (Config, dict)):
+                break
+            keys = set(node.keys()) if depth else set(node.keys()) | RUNNER_KEYS
+            if part in keys:
+                node = node.get(part)
+                continue
+            close = difflib.get_close_matches(part, sorted(map(str, keys)), n=1)
+            meant = f'; did you mean {".".join(path[:depth] + close)}?' if close else ''
+            message = f'--cfg-options {option}: the config has no {".".join(path[: depth + 1])}'
+            if depth == 0:
+                raise LaunchError(message + meant)
+            if close:
+                print_log(f'{message}, so it is added{meant}', 'current', logging.WARNING)
+            break
+
+
+def has_accelerator() -> bool:
+    """Whether there is a device other than the CPU that mmengine would train on."""
+    from mmengine.device import get_device
+
+    return get_device() != 'cpu'
+
+
+def enable_amp(cfg: Config) -> None:
+    """--amp: mixed precision with a dynamic loss scale."""
+    wrapper = cfg.optim_wrapper.get('type', 'OptimWrapper')
+    if wrapper == 'AmpOptimWrapper':
+        print_log('--amp: the config has mixed precision already', logger='current')
+        return
+    if wrapper != 'OptimWrapper':
+        raise LaunchError(
+            f'--amp works with optim_wrapper.type=OptimWrapper, found {wrapper}; set '
+            'its mixed precision in the config instead'
+        )
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    cfg.optim_wrapper.loss_scale = 'dynamic'
+
+
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """--auto-scale-lr: the learning rate follows the number of samples an iteration."""
+    scale = cfg.get('auto_scale_lr') or {}
+    if 'base_batch_size' not in scale:
+        raise LaunchError(
+            '--auto-scale-lr: the config does not say for which batch its learning rate is; '
+            'add it with --cfg-options auto_scale_lr.base_batch_size=N'
+        )
+    cfg.auto_scale_lr.enable = True
+
+
+def set_resume(cfg: Config, resume: str | None) -> None:
+    """--resume: 'auto' takes the newest checkpoint of the work dir, anything else is a path."""
+    if resume is None:
+        return
+    cfg.resume = True
+    if resume == 'auto':
+        cfg.load_from = None
+    else:
+        cfg.load_from = resume
+
+
+def enable_pictures(cfg: Config, show: bool, show_dir: str | None, wait_time: float) -> None:
+    """--show and --show-dir: turn on the config's own visualization hook."""
+    hook = (cfg.get('default_hooks') or {}).get('visualization')
+    if hook is None:
+        raise LaunchError(
+            '--show and --show-dir need default_hooks.visualization in the config, for example '
+            "dict(type='BEVVisualizationHook') or mmseg's dict(type='SegVisualizationHook')"
+        )
+    hook.draw = True
+    if hook.type == 'BEVVisualizationHook':
+        if show:
+            raise LaunchError('--show has no window for BEV models; use --show-dir DIR')
+        hook.out_dir = show_dir
+        return
+    if show:
+        hook.show, hook.wait_time = True, wait_time
+    if show_dir:
+        cfg.visualizer.save_dir = show_dir
+
+
+def enable_tta(cfg: Config) -> None:
+    """--tta: wrap the model as the config's `tta_model` says."""
+    if 'tta_model' not in cfg or 'tta_pipeline' not in cfg:
+        raise LaunchError('--tta needs tta_model and tta_pipeline, which this config does not have')
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+    cfg.tta_model.module = cfg.model
+    cfg.model = cfg.tta_model
+
+
+def keep_predictions(cfg: Config, folder: str) -> None:
+    """--out: let mmseg's metric write its predictions."""
+    evaluator = cfg.test_evaluator
+    if not isinstance(evaluator, dict) or evaluator.get('type') not in (
+        'IoUMetric',
+        'CityscapesMetric',
+    ):
+        raise LaunchError(
+            '--out works with a single IoUMetric or CityscapesMetric; use --show-dir for BEV models'
+        )
+    evaluator.update(output_dir=folder, keep_results=True)
+
+
+def _walk(node: Any) -> Iterator[dict]:
+    """Every dictionary of a config."""
+    if isinstance(node, dict):
+        yield node
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            yield from _walk(child)
+
+
+def adapt_to_device(cfg: Config) -> None:
+    """Make a config that was written for GPUs run where there is none, and say so."""
+    if has_accelerator():
+        return
+    if (cfg.get('optim_wrapper') or {}).get('type') == 'AmpOptimWrapper':
+        raise LaunchError(
+            'mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU, and '
+            f'torch {torch.__version__} finds none: leave --amp out, or set --cfg-options '
+            'optim_wrapper.type=OptimWrapper; with a GPU in the machine, check `nvidia-smi` '
+            'and install a CUDA build of torch'
+        )
+    changed = 0
+    for node in _walk(cfg._cfg_dict.get('model')):
+        if node.get('type') == 'SyncBN':
+            node['type'] = 'BN'
+            changed += 1
+    if changed:
+        print_log(
+            f'no GPU found: {changed} norm layers of type SyncBN are built as BN', logger='current'
+        )
+
+
+def start_without_device(cfg: Config) -> None:
+    """Join the process group over gloo: mmengine's own start sets a CUDA device first."""
+    if cfg.launcher != 'pytorch' or has_accelerator():
+        return
+    if not {'RANK', 'WORLD_SIZE', 'MASTER_ADDR'} <= set(os.environ):
+        raise LaunchError(
+            '--launcher pytorch: RANK, WORLD_SIZE and MASTER_ADDR are not set; start it with '
+            'tools/dist_train.sh CONFIG NUM_PROCESSES, or leave --launcher out'
+        )
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group('gloo')
+
+
+def build_runner(cfg: Config) -> Runner:
+    """The stock Runner, or the one that `runner_type` names."""
+    start_without_device(cfg)
+    if 'runner_type' not in cfg:
+        return Runner.from_cfg(cfg)
+    from mmengine.registry import RUNNERS
+
+    return RUNNERS.build(cfg)
+
+
+def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) -> int:
+    """Prepare, then run; mistakes found while preparing end in a message, not in a traceback.
+
+    Set MMTEMPO_DEBUG=1 to see the traceback as well.
+    """
+    try:
+        prepared = prepare()
+    except Exception as error:
+        if os.environ.get('MMTEMPO_DEBUG'):
+            raise
+        # KeyError quotes its message; mmengine's registries raise it with whole sentences.
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        kind = '' if isinstance(error, LaunchError) else f'{type(error).__name__}: '
+        print(f'{name}: error: {kind}{text}', file=sys.stderr)
+        print('nothing was written; MMTEMPO_DEBUG=1 shows the traceback', file=sys.stderr)
+        return 2
+    try:
+        run(prepared)
+    except KeyboardInterrupt:
+        print(f'\n{name}: interrupted', file=sys.stderr)
+        return 130
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return 0

@@ -1,0 +1,53 @@
+"""Package metadata and the one build step: configs and tools travel in the wheel."""
+
+import re
+import shutil
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+
+
+class BuildWithMim(build_py):
+    """Puts configs, tools and the model index into `mmtempo/.mim`, where mim looks for them."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # a checkout has them at its top level
+            return
+        mim = Path(self.build_lib) / 'mmtempo' / '.mim'
+        shutil.rmtree(mim, ignore_errors=True)
+        ignore = shutil.ignore_patterns('__pycache__')
+        for name in ('configs', 'tools'):
+            shutil.copytree(ROOT / name, mim / name, ignore=ignore)
+        shutil.copy(ROOT / 'model-index.yml', mim)
+
+
+def requirements(name: str) -> list:
+    """Lines of a requirements file, without comments."""
+    lines = (ROOT / 'requirements' / name).read_text(encoding='utf-8').splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith('#')]
+
+
+version = re.search(r"'(.+?)'", (ROOT / 'plugin/mmtempo/version.py').read_text()).group(1)
+
+setup(
+    name='mmtempo',
+    version=version,
+    description='Fast and smooth BEV and segmentation training on MMEngine',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    package_dir={'': 'plugin'},
+    packages=find_packages('plugin'),
+    python_requires='>=3.10',
+    install_requires=requirements('runtime.txt'),
+    extras_require={
+        'onedl': requirements('mminstall.txt'),
+        'tests': requirements('tests.txt'),
+    },
+    cmdclass={'build_py': BuildWithMim},
+    zip_safe=False,
+)

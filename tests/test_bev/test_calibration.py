@@ -1,0 +1,121 @@
+"""After any chain of resize, crop and flip a 3-D point still lands on the same image content."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmtempo.bev.calibration import Calibration, check_intrinsics
+from mmtempo.bev.transforms import BEVRandomCrop, BEVRandomFlip, BEVResize
+
+WIDTH, HEIGHT = 640, 360
+
+
+def picture_with_dot(pixel: np.ndarray) -> np.ndarray:
+    """A smooth bright dot, centred with subpixel accuracy."""
+    v, u = np.mgrid[:HEIGHT, :WIDTH]
+    dot = np.exp(-((u - pixel[0]) ** 2 + (v - pixel[1]) ** 2) / (2 * 6.0**2))
+    return np.repeat((255 * dot)[..., None], 3, 2).astype(np.uint8)
+
+
+def find_dot(image: np.ndarray) -> np.ndarray:
+    weight = image[..., 0].astype(np.float64)
+    v, u = np.mgrid[: image.shape[0], : image.shape[1]]
+    return np.array([(u * weight).sum(), (v * weight).sum()]) / weight.sum()
+
+
+step = st.one_of(
+    st.tuples(st.just('resize'), st.integers(300, 700), st.integers(200, 400)),
+    st.tuples(st.just('flip'), st.just(0), st.just(0)),
+    st.tuples(st.just('crop'), st.integers(0, 12), st.integers(0, 12)),
+)
+
+
+@given(
+    chain=st.lists(step, max_size=5),
+    focal=st.floats(250, 700),
+    centre=st.tuples(st.floats(250, 390), st.floats(140, 220)),
+    skew=st.floats(-20, 20),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_point_stays_on_its_content(
+    chain: list, focal: float, centre: tuple, skew: float, seed: int
+) -> None:
+    intrinsics = np.array([[focal, skew, centre[0]], [0, focal, centre[1]], [0, 0, 1.0]])
+    target = np.array([330.0, 170.0, 1.0])
+    point = np.linalg.inv(intrinsics) @ target * 17.0  # 17 m ahead, somewhere near the middle
+    calibration = Calibration.native(intrinsics, (WIDTH, HEIGHT))
+    results = dict(img=picture_with_dot(target[:2]), calibration=calibration)
+    np.random.seed(seed)
+    for kind, a, b in chain:
+        height, width = results['img'].shape[:2]
+        if kind == 'resize':
+            results = BEVResize(scale=(a, b))(results)
+        elif kind == 'flip':
+            results = BEVRandomFlip(prob=1.0)(results)
+        else:
+            results = BEVRandomCrop(size=(width - a, height - b))(results)
+    assert results['calibration'].size == results['img'].shape[1::-1]
+    found, expected = find_dot(results['img']), results['calibration'].project(point)
+    np.testing.assert_allclose(found, expected, atol=0.15)
+
+
+def test_flip_mirrors_label_with_the_scene() -> None:
+    """A point on the ground keeps the label cell it stands on."""
+    intrinsics = np.array([[300.0, 0, 333], [0, 300, 180], [0, 0, 1]])
+    label = np.zeros((196, 200), np.uint16)
+    label[40, 150] = 7  # x = 12.625, z = 11.125
+    results = dict(
+        img=np.zeros((HEIGHT, WIDTH, 3), np.uint8),
+        calibration=Calibration.native(intrinsics, (WIDTH, HEIGHT)),
+        gt_bev=label,
+    )
+    results = BEVRandomFlip(prob=1.0)(results)
+    assert results['gt_bev'][40, 49] == 7
+    mirrored_point = np.array([-12.625, 1.5, 11.125])
+    pixel = results['calibration'].intrinsics @ mirrored_point
+    before = intrinsics @ np.array([12.625, 1.5, 11.125])
+    assert pixel[0] / pixel[2] == pytest.approx(WIDTH - 1 - before[0] / before[2])
+    assert results['calibration'].intrinsics[0, 0] > 0
+
+
+def test_resize_matches_opencv_pixel_centres() -> None:
+    """Halving twice is not the same as ignoring the half-pixel shift."""
+    calibration = Calibration.native(np.diag([100.0, 100, 1]), (640, 360)).resized(320, 180)
+    assert calibration.intrinsics[0, 2] == pytest.approx(-0.25)
+    image = np.zeros((4, 4), np.float32)
+    image[:, 1] = 1  # column 1 moves to 0.25
+    small = cv2.resize(image, (2, 4), interpolation=cv2.INTER_AREA)
+    assert (small[0] * np.arange(2)).sum() == pytest.approx(0.0)
+    assert calibration.project(np.array([0.01, 0, 1.0]))[0] == pytest.approx(0.25)
+
+
+def test_legacy_ignores_size_crop_and_flip() -> None:
+    native = np.array([[1266.0, 0, 816], [0, 1266, 491], [0, 0, 1]])
+    calibration = Calibration.native(native, (1600, 900)).cropped(10, 20, 800, 600).flipped()
+    legacy = calibration.legacy_intrinsics((800, 600))
+    np.testing.assert_allclose(legacy[0], native[0] * 0.5)
+    np.testing.assert_allclose(legacy[1], native[1] * 600 / 900)
+
+
+@pytest.mark.parametrize(
+    ('matrix', 'says'),
+    [
+        ([[1, 0], [0, 1]], r'must be 3x3, found shape \(2, 2\)'),
+        ([[1, 0, 0], [0, 0, 0], [0, 0, 1]], 'not invertible'),
+        ([[float('nan'), 0, 0], [0, 1, 0], [0, 0, 1]], 'NaN or infinity'),
+        ('focal 3', 'matrix of numbers'),
+        ([[1, 2, 3], [4]], 'matrix of numbers'),
+    ],
+)
+def test_bad_intrinsics_are_named(matrix: object, says: str) -> None:
+    with pytest.raises(ValueError, match=f'calib/token7: .*{says}'):
+        check_intrinsics(matrix, 'calib/token7')
+
+
+def test_scale_does_not_matter_for_invertibility() -> None:
+    check_intrinsics(np.diag([1e-4, 1e-4, 1.0]), 'tiny')

@@ -1,0 +1,77 @@
+"""Make a virtual environment with one of the two mm-stacks, and mmtempo in it.
+
+    python tools/misc/install_stack.py onedl .venv
+    python tools/misc/install_stack.py openmmlab .venv-openmmlab
+
+Standard library only: it runs before anything is installed. Versions come from
+requirements/lock-STACK.txt, so everybody gets the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Compiled here, against the torch that is installed already.
+COMPILED = {'openmmlab': 'mmcv==2.1.0'}
+
+
+def lock_lines(stack: str) -> list[str]:
+    """Requirements of the lock file, without comments."""
+    text = (ROOT / 'requirements' / f'lock-{stack}.txt').read_text(encoding='utf-8')
+    return [line for line in text.splitlines() if line and not line.startswith('#')]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('stack', choices=['onedl', 'openmmlab'])
+    parser.add_argument('venv', type=Path, help='folder of the environment; made if missing')
+    args = parser.parse_args()
+    if sys.version_info < (3, 10):  # noqa: UP036 - this script starts on whatever python3 is
+        print(f'Python 3.10 or newer is needed, this is {sys.version.split()[0]}', file=sys.stderr)
+        return 2
+
+    python = args.venv / ('Scripts/python.exe' if os.name == 'nt' else 'bin/python')
+    if not python.exists():
+        print(f'making {args.venv} with Python {sys.version.split()[0]}', flush=True)
+        venv.create(args.venv, with_pip=True)
+
+    def pip(*arguments: str, **environment: str) -> None:
+        command = [str(python), '-m', 'pip', 'install', '--disable-pip-version-check']
+        subprocess.run(
+            [*command, '--quiet', *arguments], check=True, env={**os.environ, **environment}
+        )
+
+    try:
+        print(f'installing the {args.stack} stack, pinned', flush=True)
+        compiled = COMPILED.get(args.stack)
+        pip(*(line for line in lock_lines(args.stack) if line != compiled))
+        if compiled is not None:
+            print(f'compiling {compiled}: 6 to 12 minutes, once', flush=True)
+            pip('--no-deps', '--no-build-isolation', compiled, MMCV_WITH_OPS='1')
+        if subprocess.run([str(python), '-c', 'import cv2'], capture_output=True).returncode:
+            # Its windows need libGL, which servers lack; nothing here opens a window.
+            print('opencv-python does not load here; taking opencv-python-headless', flush=True)
+            pip('--no-deps', '--force-reinstall', _headless(args.stack))
+        pip('--no-deps', '--no-build-isolation', '--editable', str(ROOT))
+    except subprocess.CalledProcessError as error:
+        print(f'installation failed: {" ".join(map(str, error.cmd))}', file=sys.stderr)
+        return 1
+    return 0
+
+
+def _headless(stack: str) -> str:
+    """The same version of OpenCV without its windows."""
+    pinned = next(line for line in lock_lines(stack) if line.startswith('opencv-python=='))
+    return pinned.replace('opencv-python', 'opencv-python-headless')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Train a model: ours, mmseg's, or your own mm-style config.
+
+python tools/train.py configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
+python tools/train.py mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mmengine.config import Config
+
+from mmtempo import launch
+from mmtempo.doctor import preflight
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    launch.add_common_arguments(parser)
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='auto|PATH',
+        help='continue from the newest checkpoint of the work dir, or from PATH',
+    )
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument(
+        '--auto-scale-lr',
+        action='store_true',
+        help='scale the learning rate with the batch, from auto_scale_lr.base_batch_size',
+    )
+    return parser.parse_args()
+
+
+def prepare(args: argparse.Namespace) -> Config:
+    """Everything that may go wrong because of a mistake, before anything is written."""
+    cfg = launch.load_config(args)
+    if args.amp:
+        launch.enable_amp(cfg)
+    if args.auto_scale_lr:
+        launch.enable_auto_scale_lr(cfg)
+    launch.set_resume(cfg, args.resume)
+    launch.adapt_to_device(cfg)
+    preflight(cfg)
+    return cfg
+
+
+def main() -> int:
+    args = parse_args()
+    return launch.run_tool(
+        'train.py', lambda: prepare(args), lambda cfg: launch.build_runner(cfg).train()
+    )
+
+
+if __name__ == '__main__':
+    sys.exit(main())
