@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from pathlib import Path
@@ -18,6 +19,7 @@ from mmengine.config import Config
 import mmtempo  # noqa: F401
 from mmtempo.bev.synthetic import write_dataset
 
+_runs = itertools.count()
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / 'configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py'
 # Two cores and many short runs: more threads only get into each other's way.
@@ -45,6 +47,8 @@ def tiny_options(root: str, work_dir: object, iters: int = 4) -> dict:
     """Overrides that make the mini config a matter of seconds."""
     options = {
         'work_dir': str(work_dir),
+        # Names loggers and message hubs, which live as long as the process does.
+        'experiment_name': f'test{next(_runs)}',
         'train_cfg.max_iters': iters,
         'train_cfg.val_interval': iters,
         'default_hooks.checkpoint.interval': 2,

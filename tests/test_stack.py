@@ -22,7 +22,9 @@ def without(stack: dict, *names: str, **more: str) -> dict:
     return {k: v for k, v in stack.items() if k not in names} | more
 
 
-@pytest.mark.parametrize('found', [ONEDL, ORIGINAL, without(ORIGINAL, 'mmcv') | {'mmcv-lite': '2.1.0'}])
+@pytest.mark.parametrize(
+    'found', [ONEDL, ORIGINAL, without(ORIGINAL, 'mmcv') | {'mmcv-lite': '2.1.0'}]
+)
 def test_supported_stacks_pass(found: dict) -> None:
     assert explain_problem(found, (3, 11)) is None
 

@@ -11,7 +11,7 @@ import sys
 from mmengine.config import Config
 
 from mmtempo import launch
-from mmtempo.doctor import preflight
+from mmtempo.doctor.preflight import preflight
 
 
 def parse_args() -> argparse.Namespace:

@@ -151,9 +151,7 @@ def test_bit_15_is_refused(own_bev_root: Path) -> None:
 
 @pytest.mark.parametrize('num_workers', [0, 2])
 @pytest.mark.parametrize('start_method', ['fork', 'spawn'])
-def test_skip_goes_on_and_counts(
-    own_bev_root: Path, num_workers: int, start_method: str
-) -> None:
+def test_skip_goes_on_and_counts(own_bev_root: Path, num_workers: int, start_method: str) -> None:
     for index in (2, 3, 7):
         truncate(own_bev_root / f'img_dir/train/train_{index:06d}.jpg')
     dataset = build(own_bev_root, on_bad_sample='skip')
@@ -166,9 +164,7 @@ def test_skip_goes_on_and_counts(
     tokens = [token for _ in range(2) for batch in loader for token in batch]
     # The next good sample stands in, around the end of the set if need be.
     assert tokens == 2 * [f'train_{i:06d}' for i in (0, 1, 4, 4, 4, 5, 6, 0)]
-    assert [Path(p).stem for p in dataset.bad_samples()] == [
-        f'train_{i:06d}' for i in (2, 3, 7)
-    ]
+    assert [Path(p).stem for p in dataset.bad_samples()] == [f'train_{i:06d}' for i in (2, 3, 7)]
 
 
 def _tokens(samples: list) -> list:

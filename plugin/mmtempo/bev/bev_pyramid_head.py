@@ -33,6 +33,8 @@ class Bottleneck(nn.Module):
             nn.Conv2d(middle, channels, 1, bias=False),
             _norm(channels, groups),
         )
+        # A block starts as the identity, so that nothing dies before it has learnt anything.
+        nn.init.zeros_(self.body[-1].weight)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x + self.body(x)).relu_()
@@ -40,16 +42,16 @@ class Bottleneck(nn.Module):
 
 @MODELS.register_module()
 class BEVPyramidHead(BaseModule):
-    """Residual stack at grid resolution, then twice the resolution, then classes.
+    """Residual stack at the grid's resolution, then at twice that, and so on; then classes.
 
     At the start every cell predicts the prior: the last weights are zero and
     the bias is its logit.
 
     Args:
         in_channels: Channels of the BEV features.
-        channels: Width of the stack, a multiple of `groups`. Defaults to 128.
-        num_blocks: Bottlenecks at the grid's resolution and at twice that.
-            Defaults to (4, 2).
+        channels: Width of the first level, a multiple of `groups`. Defaults to 128.
+        num_blocks: Bottlenecks of each level; every level after the first doubles
+            the resolution and halves the width. Defaults to (4, 2).
         groups: Of every GroupNorm. Defaults to 16.
         priors: Share of valid cells with each class; gives the number of classes.
             Defaults to nuScenes' 14 priors.
@@ -78,24 +80,34 @@ class BEVPyramidHead(BaseModule):
             _norm(channels, groups),
             nn.ReLU(inplace=True),
         )
-        self.coarse = nn.Sequential(*(Bottleneck(channels, groups) for _ in range(num_blocks[0])))
-        fine = max(channels // 2 // groups, 1) * groups
-        self.upsample = nn.Sequential(
-            nn.ConvTranspose2d(channels, fine, 2, stride=2, bias=False),
-            _norm(fine, groups),
-            nn.ReLU(inplace=True),
-        )
-        self.fine = nn.Sequential(*(Bottleneck(fine, groups) for _ in range(num_blocks[1])))
-        self.classify = nn.Conv2d(fine, len(priors), 1)
+        levels: list[nn.Module] = [self._level(channels, groups, num_blocks[0])]
+        for blocks in num_blocks[1:]:
+            finer = max(channels // 2 // groups, 1) * groups
+            levels += [self._upsample(channels, finer, groups), self._level(finer, groups, blocks)]
+            channels = finer
+        self.levels = nn.Sequential(*levels)
+        self.classify = nn.Conv2d(channels, len(priors), 1)
         nn.init.zeros_(self.classify.weight)
         with torch.no_grad():
             self.classify.bias.copy_(torch.tensor(priors).logit())  # type: ignore[union-attr]
         loss = dict(type='OccupancyLoss', priors=tuple(priors)) | dict(loss or {})
         self.loss_module = MODELS.build(loss)
 
+    @staticmethod
+    def _level(channels: int, groups: int, blocks: int) -> nn.Sequential:
+        return nn.Sequential(*(Bottleneck(channels, groups) for _ in range(blocks)))
+
+    @staticmethod
+    def _upsample(channels: int, finer: int, groups: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.ConvTranspose2d(channels, finer, 2, stride=2, bias=False),
+            _norm(finer, groups),
+            nn.ReLU(inplace=True),
+        )
+
     def forward(self, bev: torch.Tensor) -> torch.Tensor:
-        """Logits (B, classes, 2 * rows, 2 * columns)."""
-        return self.classify(self.fine(self.upsample(self.coarse(self.stem(bev)))))
+        """Logits (B, classes, rows, columns) at the resolution of the last level."""
+        return self.classify(self.levels(self.stem(bev)))
 
     def loss(
         self, bev: torch.Tensor, occupancy: torch.Tensor, valid: torch.Tensor

@@ -1,5 +1,1 @@
 """Checks and verdicts: what is wrong or slow, why, and what to change."""
-
-from .preflight import preflight
-
-__all__ = ['preflight']

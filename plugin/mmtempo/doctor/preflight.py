@@ -65,17 +65,23 @@ def _check_split(cfg: Config, split: str) -> None:
     evaluators = cfg.get(f'{split}_evaluator') or []
     for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
         _check_type(METRICS, evaluator, f'{split}_evaluator')
+    where = f'{key}.dataset ({loader["dataset"].get("type")})'
     try:
         dataset = DATASETS.build(loader['dataset'])
+        empty = len(dataset) == 0
     except FileNotFoundError as error:
         # Stock data sets name the file only; the user needs the key.
         raise FileNotFoundError(
-            f'{error}\n  in {key}.dataset ({loader["dataset"].get("type")}); '
-            f'set its folder with --cfg-options {key}.dataset.data_root=...'
+            f'{error}\n  in {where}; set its folder with --cfg-options {key}.dataset.data_root=...'
         ) from error
-    if len(dataset) == 0:
+    except ValueError as error:
+        # How mmengine's BaseDataset answers an empty list when it packs it.
+        if 'need at least one array' not in str(error):
+            raise
+        empty = True
+    if empty:
         raise ValueError(
-            f'{key}.dataset: {loader["dataset"]["type"]} is empty; check its data_root '
+            f'{where} is empty; check its data_root '
             f'({loader["dataset"].get("data_root")!r}) and data_prefix'
         )
 

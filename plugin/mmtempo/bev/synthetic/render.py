@@ -29,7 +29,7 @@ class Camera:
 
     intrinsics: np.ndarray
     size: tuple[int, int]
-    height: float = 1.5
+    height: float = 2.2
 
     def project(self, points: np.ndarray) -> np.ndarray:
         """Pixels (n, 2) of points (n, 3)."""

@@ -1,0 +1,98 @@
+"""One batch, few copies, the same numbers as mmseg's own preprocessor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from mmseg.models import SegDataPreProcessor
+from mmseg.structures import SegDataSample
+
+from mmtempo.bev import BEVDataPreprocessor, BEVDataSample, Calibration
+from mmtempo.bev.labels import pack_label
+
+from ..waits import WaitCounter
+
+
+def batch(count: int = 3, size: tuple[int, int] = (12, 16)) -> dict:
+    torch.manual_seed(1)
+    rng = np.random.default_rng(0)
+    samples = []
+    for i in range(count):
+        calibration = Calibration.native(np.diag([100.0 + i, 90.0, 1.0]), (1600, 900))
+        sample = BEVDataSample(metainfo=dict(calibration=calibration))
+        label = pack_label(rng.random((14, 6, 7)) < 0.3, rng.random((6, 7)) < 0.3)
+        sample.gt_bev = torch.from_numpy(label.view(np.int16))
+        samples.append(sample)
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(count)]
+    return dict(inputs=images, data_samples=samples)
+
+
+def test_normalises_as_mmseg_does() -> None:
+    data = batch()
+    ours = BEVDataPreprocessor()(data)['inputs']['imgs']
+    stock = SegDataPreProcessor(
+        mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True, size=(12, 16)
+    )
+    seg = [SegDataSample(metainfo=dict(img_shape=(12, 16))) for _ in range(3)]
+    expected = stock(dict(inputs=data['inputs'], data_samples=seg))['inputs']
+    torch.testing.assert_close(ours, expected)
+
+
+def test_stacked_images_give_the_same() -> None:
+    data = batch()
+    listed = BEVDataPreprocessor()(data)['inputs']['imgs']
+    stacked = BEVDataPreprocessor()(data | dict(inputs=torch.stack(data['inputs'])))
+    assert torch.equal(listed, stacked['inputs']['imgs'])
+
+
+def test_the_batch_is_left_as_it_was() -> None:
+    data = batch()
+    before = [image.clone() for image in data['inputs']]
+    BEVDataPreprocessor(bgr_to_rgb=False)(data)
+    assert all(map(torch.equal, data['inputs'], before))
+
+
+def test_labels_and_calibrations() -> None:
+    data = batch()
+    inputs = BEVDataPreprocessor()(data)['inputs']
+    assert inputs['occupancy'].shape == (3, 14, 6, 7)
+    assert inputs['valid'].dtype == torch.bool
+    assert inputs['cam2img'][2, 0, 0] == 102
+    identity = inputs['cam2img'] @ inputs['img2cam']
+    torch.testing.assert_close(identity, torch.eye(3).expand(3, 3, 3))
+
+
+def test_legacy_calibration() -> None:
+    inputs = BEVDataPreprocessor(legacy_size=(800, 600))(batch())['inputs']
+    assert inputs['cam2img'][0, 0, 0] == 50
+    assert inputs['cam2img'][0, 1, 1] == pytest.approx(60)
+
+
+def test_without_labels() -> None:
+    data = batch()
+    for sample in data['data_samples']:
+        del sample.gt_bev
+    assert 'occupancy' not in BEVDataPreprocessor()(data)['inputs']
+
+
+def test_nothing_waits_for_the_device() -> None:
+    preprocessor, data = BEVDataPreprocessor(), batch()
+    with WaitCounter() as counter:
+        preprocessor(data, training=True)
+    assert counter.waits == []
+
+
+def test_the_counter_counts() -> None:
+    with WaitCounter() as counter:
+        x = torch.arange(4)
+        x.sum().item()
+        x[x > 1]
+    assert counter.waits == ['aten._local_scalar_dense', 'aten.index by mask']
+
+
+def test_differing_shapes_are_explained() -> None:
+    data = batch()
+    data['inputs'][1] = data['inputs'][1][:, :6]
+    with pytest.raises(ValueError, match=r'differ in shape.*BEVResize'):
+        BEVDataPreprocessor()(data)

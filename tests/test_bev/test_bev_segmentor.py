@@ -1,0 +1,75 @@
+"""The parts fit together, and `legacy` reaches all of them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS, DefaultScope
+
+from ..waits import WaitCounter
+
+
+def build(cfg: Config, **changes: object) -> torch.nn.Module:
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        return MODELS.build(dict(copy.deepcopy(cfg.model), **changes))
+
+
+def batch(cfg: Config) -> dict:
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    return pseudo_collate([dataset[0], dataset[1]])
+
+
+def test_three_modes(tiny_cfg: Config) -> None:
+    model, data = build(tiny_cfg), batch(tiny_cfg)
+    losses = model(**model.data_preprocessor(data, True), mode='loss')
+    assert set(losses) == {'loss_occupancy', 'loss_prior'}
+    model.eval()
+    with torch.no_grad():
+        logits = model(**model.data_preprocessor(data), mode='tensor')
+        samples = model.test_step(data)
+    assert logits.shape == (2, 14, 196, 200)
+    assert torch.equal(samples[1].pred_logits, logits[1])
+    assert samples[1].gt_occupancy.shape == (14, 196, 200)
+    with pytest.raises(ValueError, match="mode must be .* found 'eval'"):
+        model({}, None, mode='eval')
+
+
+def test_predicts_without_labels(tiny_cfg: Config) -> None:
+    model, data = build(tiny_cfg), batch(tiny_cfg)
+    for sample in data['data_samples']:
+        del sample.gt_bev
+    assert 'gt_occupancy' not in model.test_step(data)[0]
+    with pytest.raises(ValueError, match='put LoadBEVAnnotation before'):
+        model(**model.data_preprocessor(data, True), mode='loss')
+
+
+def test_legacy_reaches_every_part(tiny_cfg: Config) -> None:
+    model = build(tiny_cfg, legacy=True)
+    view = model.view_transform
+    assert [view.unit_bins, view.truncate_cells, view.linspace_pixels] == [True] * 3
+    assert model.decode_head.loss_module.legacy
+    assert model.data_preprocessor.legacy_size == (800, 600)
+    model = build(tiny_cfg)
+    assert not model.view_transform.unit_bins
+    assert not model.decode_head.loss_module.legacy
+    assert model.data_preprocessor.legacy_size is None
+
+
+def test_a_part_may_keep_its_own_flag(tiny_cfg: Config) -> None:
+    view = dict(tiny_cfg.model.view_transform, legacy=False)
+    model = build(tiny_cfg, legacy=True, view_transform=view)
+    assert not model.view_transform.unit_bins
+    assert model.decode_head.loss_module.legacy
+
+
+def test_forward_and_backward_wait_for_nothing(tiny_cfg: Config) -> None:
+    model, data = build(tiny_cfg), batch(tiny_cfg)
+    with WaitCounter() as counter:
+        losses = model(**model.data_preprocessor(data, True), mode='loss')
+        sum(losses.values()).backward()
+    assert counter.waits == []

@@ -1,0 +1,140 @@
+"""Every mistake that can be known is found before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmtempo.doctor.preflight import preflight
+
+
+def merged(cfg: Config, **options: object) -> Config:
+    cfg.merge_from_dict({key.replace('__', '.'): value for key, value in options.items()})
+    return cfg
+
+
+def test_good_config_passes_and_writes_nothing(tiny_cfg: Config) -> None:
+    preflight(tiny_cfg)
+    preflight(tiny_cfg, test=True)
+    assert not Path(tiny_cfg.work_dir).exists()
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'says'),
+    [
+        # mmengine's own messages come through
+        (dict(model__backbone__type='SwinTransformr'), KeyError, 'SwinTransformr is not in the'),
+        (dict(model__backbone__embed_dim=3), TypeError, 'embed_dim'),
+        (dict(train_dataloader__dataset__type='Nope'), KeyError, 'Nope is not in the'),
+        (dict(train_cfg__type='NoLoop'), KeyError, 'NoLoop is not in the'),
+        (dict(val_evaluator__type='NoMetric'), KeyError, 'NoMetric is not in the'),
+        (dict(default_hooks__timer__type='NoHook'), KeyError, 'NoHook is not in the'),
+        # ours, where it has none
+        (dict(train_cfg__val_intervall=3), TypeError, r"train_cfg: .* takes no 'val_intervall'"),
+        (
+            dict(train_dataloader__batchsize=3),
+            TypeError,
+            "train_dataloader: unexpected key 'batchs",
+        ),
+        (dict(default_hooks__logger__intervall=3), TypeError, r'default_hooks.logger: .*intervall'),
+        (
+            dict(train_dataloader__dataset__data_root='nowhere'),
+            FileNotFoundError,
+            r'nowhere does not exist(.|\n)*--cfg-options train_dataloader.dataset.data_root',
+        ),
+        (dict(val_dataloader__dataset__data_root='nowhere'), FileNotFoundError, 'val_dataloader'),
+        (dict(load_from='gone.pth'), FileNotFoundError, 'checkpoint gone.pth does not exist'),
+    ],
+)
+def test_mistakes(tiny_cfg: Config, options: dict, error: type, says: str) -> None:
+    with pytest.raises(error, match=says):
+        preflight(merged(tiny_cfg, **options))
+    assert not Path(tiny_cfg.work_dir).exists()
+
+
+def test_empty_stock_data_set(tiny_cfg: Config, tmp_path: Path) -> None:
+    for folder in ('img', 'ann'):
+        (tmp_path / folder).mkdir()
+    tiny_cfg.train_dataloader.dataset = dict(
+        type='CityscapesDataset',
+        data_root=str(tmp_path),
+        data_prefix=dict(img_path='img', seg_map_path='ann'),
+        pipeline=[],
+    )
+    with pytest.raises(
+        ValueError,
+        match=r'train_dataloader.dataset \(CityscapesDataset\) is empty; check its data_root',
+    ):
+        preflight(tiny_cfg)
+
+
+def save(path: Path, state: dict) -> str:
+    torch.save(dict(state_dict=state, meta={}), path)
+    return str(path)
+
+
+def model_state(cfg: Config) -> dict:
+    from mmengine.registry import DefaultScope
+
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        return MODELS.build(cfg.model).state_dict()
+
+
+def test_checkpoint_of_another_model(tiny_cfg: Config, tmp_path: Path) -> None:
+    path = save(tmp_path / 'other.pth', {'backbone.conv1.weight': torch.zeros(3)})
+    tiny_cfg.load_from = path
+    with pytest.raises(ValueError, match=r'other.pth is of another model: 0 of the \d+ tensors'):
+        preflight(tiny_cfg)
+
+
+def test_part_of_a_model_fits_for_finetuning_only(tiny_cfg: Config, tmp_path: Path) -> None:
+    state = model_state(tiny_cfg)
+    state.pop('decode_head.classify.bias')
+    tiny_cfg.load_from = save(tmp_path / 'part.pth', state)
+    preflight(tiny_cfg)
+    for changes in (dict(test=True), dict()):
+        tiny_cfg.resume = not changes
+        with pytest.raises(ValueError, match='the first that is not: decode_head.classify.bias'):
+            preflight(tiny_cfg, **changes)
+
+
+def test_resume_auto_looks_at_the_newest(tiny_cfg: Config, tmp_path: Path) -> None:
+    tiny_cfg.resume = True
+    preflight(tiny_cfg)  # nothing there: starts anew, as stock does
+    work = Path(tiny_cfg.work_dir)
+    work.mkdir()
+    (work / 'last_checkpoint').write_text(save(work / 'iter_1.pth', {'a': torch.zeros(1)}))
+    with pytest.raises(ValueError, match=r'iter_1.pth is of another model(.|\n)*without --resume'):
+        preflight(tiny_cfg)
+
+
+def test_broken_checkpoint_is_named(tiny_cfg: Config, tmp_path: Path) -> None:
+    (tmp_path / 'broken.pth').write_bytes(b'PK not really')
+    tiny_cfg.load_from = str(tmp_path / 'broken.pth')
+    with pytest.raises(ValueError, match='broken.pth cannot be read safely'):
+        preflight(tiny_cfg)
+
+
+def test_missing_operators_name_versions_and_command(
+    tiny_cfg: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mmseg says 'Please install ... ops'; the user needs to know what is there and what to do."""
+
+    @MODELS.register_module(name='NeedsOps', force=True)
+    class NeedsOps(torch.nn.Module):
+        def __init__(self) -> None:
+            raise ImportError('Please install onedl-mmcv for CrissCrossAttention ops.')
+
+    monkeypatch.setattr('mmtempo.doctor.preflight.has_compiled_ops', lambda: False)
+    tiny_cfg.model.decode_head = dict(type='NeedsOps')
+    with pytest.raises(ImportError, match="needs mmcv's compiled operators") as info:
+        preflight(tiny_cfg)
+    assert 'found:  torch' in str(info.value)
+    assert 'MMCV_WITH_OPS=1 pip install' in str(info.value)
+    monkeypatch.setattr('mmtempo.doctor.preflight.has_compiled_ops', lambda: True)
+    with pytest.raises(ImportError, match='Please install onedl-mmcv'):
+        preflight(tiny_cfg)

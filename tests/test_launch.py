@@ -1,0 +1,151 @@
+"""What a command line becomes, and what each mistake in it is answered with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from mmtempo import launch
+
+from .conftest import MINI, ROOT
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    launch.add_common_arguments(parser)
+    return parser.parse_args(list(words))
+
+
+def load(*words: str) -> Config:
+    return launch.load_config(parse(*words))
+
+
+def test_flags_override_the_config() -> None:
+    cfg = load(str(MINI), '--work-dir', 'w', '--cfg-options', 'train_cfg.max_iters=7')
+    assert cfg.work_dir == 'w'
+    assert cfg.train_cfg.max_iters == 7
+    assert load(str(MINI)).work_dir == f'work_dirs/{MINI.stem}'
+
+
+@pytest.mark.parametrize('suffix', ['', '.py'])
+def test_configs_of_installed_packages(suffix: str) -> None:
+    cfg = load(f'mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024{suffix}')
+    assert cfg.model.decode_head.type == 'FCNHead'
+    assert cfg.work_dir == 'work_dirs/fcn_r18-d8_4xb2-80k_cityscapes-512x1024'
+
+
+def test_our_own_configs_by_package_name() -> None:
+    path = launch.resolve_config_path(f'mmtempo::lss_swin/{MINI.name}')
+    assert Path(path).samefile(MINI)
+
+
+def test_mistyped_path_suggests_the_right_one() -> None:
+    wrong = str(MINI).replace('synthetic', 'syntetic')
+    with pytest.raises(launch.LaunchError, match=f'did you mean {MINI}'):
+        launch.resolve_config_path(wrong)
+    with pytest.raises(launch.LaunchError, match='folder configs/lss does not exist'):
+        launch.resolve_config_path('configs/lss/x.py')
+    with pytest.raises(launch.LaunchError, match="no installed package 'mmnothing'"):
+        launch.resolve_config_path('mmnothing::x/y.py')
+
+
+def test_mistyped_option_suggests_the_right_one(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(launch.LaunchError, match='has no optim_wraper; did you mean optim_wrapper'):
+        load(str(MINI), '--cfg-options', 'optim_wraper.optimizer.lr=1')
+    load(str(MINI), '--cfg-options', 'optim_wrapper.optimizer.lrr=1')
+    said = ''.join(capsys.readouterr())
+    assert 'so it is added; did you mean optim_wrapper.optimizer.lr?' in said
+
+
+@pytest.mark.parametrize(
+    'option',
+    [
+        'randomness.seed=3',
+        'compile=True',
+        'optim_wrapper.clip_grad.max_norm=1',
+        'train_pipeline.0.type=X',
+    ],
+)
+def test_new_keys_that_mean_something_pass(option: str) -> None:
+    load(str(MINI), '--cfg-options', option)
+
+
+def test_amp_without_gpu() -> None:
+    cfg = load(str(MINI))
+    launch.enable_amp(cfg)
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+    assert cfg.optim_wrapper.loss_scale == 'dynamic'
+    launch.enable_amp(cfg)  # twice is once
+    with pytest.raises(launch.LaunchError, match='needs a GPU.*leave --amp out'):
+        launch.adapt_to_device(cfg)
+    cfg.optim_wrapper.type = 'MyWrapper'
+    with pytest.raises(launch.LaunchError, match='found MyWrapper'):
+        launch.enable_amp(cfg)
+
+
+def test_sync_bn_becomes_bn_without_gpu(capsys: pytest.CaptureFixture) -> None:
+    cfg = load('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024')
+    launch.adapt_to_device(cfg)
+    assert cfg.model.backbone.norm_cfg.type == 'BN'
+    assert cfg.model.decode_head.norm_cfg.type == 'BN'
+    assert '3 norm layers of type SyncBN are built as BN' in ''.join(capsys.readouterr())
+
+
+def test_auto_scale_lr() -> None:
+    cfg = load(str(MINI))
+    launch.enable_auto_scale_lr(cfg)
+    assert cfg.auto_scale_lr.enable
+    with pytest.raises(launch.LaunchError, match='auto_scale_lr.base_batch_size=N'):
+        launch.enable_auto_scale_lr(load('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024'))
+
+
+@pytest.mark.parametrize(
+    ('resume', 'expected'),
+    [(None, (False, None)), ('auto', (True, None)), ('a.pth', (True, 'a.pth'))],
+)
+def test_resume(resume: str | None, expected: tuple) -> None:
+    cfg = load(str(MINI))
+    launch.set_resume(cfg, resume)
+    assert (cfg.resume, cfg.load_from) == expected
+
+
+def test_pictures() -> None:
+    cfg = load(str(MINI))
+    launch.enable_pictures(cfg, False, 'out', 2.0)
+    assert cfg.default_hooks.visualization.draw
+    assert cfg.default_hooks.visualization.out_dir == 'out'
+    with pytest.raises(launch.LaunchError, match='use --show-dir'):
+        launch.enable_pictures(cfg, True, None, 2.0)
+    stock = load('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024')
+    launch.enable_pictures(stock, True, 'out', 1.0)
+    assert stock.visualizer.save_dir == 'out'
+    assert stock.default_hooks.visualization.wait_time == 1.0
+    stock.default_hooks.pop('visualization')
+    with pytest.raises(launch.LaunchError, match='need default_hooks.visualization'):
+        launch.enable_pictures(stock, True, None, 1.0)
+
+
+def test_tta_and_out() -> None:
+    stock = load('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024')
+    launch.keep_predictions(stock, 'out')
+    assert stock.test_evaluator.output_dir == 'out'
+    launch.enable_tta(stock)
+    assert stock.model.type == 'SegTTAModel'
+    with pytest.raises(launch.LaunchError, match='--tta needs'):
+        launch.enable_tta(load(str(MINI)))
+    with pytest.raises(launch.LaunchError, match='--out works with'):
+        launch.keep_predictions(load(str(MINI)), 'out')
+
+
+def test_launcher_without_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('RANK', raising=False)
+    cfg = load(str(MINI), '--launcher', 'pytorch')
+    with pytest.raises(launch.LaunchError, match=r'RANK.*not set; start it with tools/dist_train'):
+        launch.start_without_device(cfg)
+
+
+def test_repository_root_is_what_the_tests_think() -> None:
+    assert (ROOT / 'tools/train.py').is_file()
