@@ -54,6 +54,7 @@ def tiny_options(root: str, work_dir: object, iters: int = 4) -> dict:
         'default_hooks.checkpoint.interval': 2,
         'default_hooks.logger.interval': 1,
         'model.decode_head.channels': 16,
+        'model.decode_head.groups': 4,
         'model.decode_head.num_blocks': (1, 1),
         'model.view_transform.grid': dict(x=(-25.0, 25.0, 0.5), z=(1.0, 50.0, 0.5)),
         'train_dataloader.batch_size': 2,

@@ -80,18 +80,10 @@ def test_amp_without_gpu() -> None:
     assert cfg.optim_wrapper.loss_scale == 'dynamic'
     launch.enable_amp(cfg)  # twice is once
     with pytest.raises(launch.LaunchError, match='needs a GPU.*leave --amp out'):
-        launch.adapt_to_device(cfg)
+        launch.check_device(cfg)
     cfg.optim_wrapper.type = 'MyWrapper'
     with pytest.raises(launch.LaunchError, match='found MyWrapper'):
         launch.enable_amp(cfg)
-
-
-def test_sync_bn_becomes_bn_without_gpu(capsys: pytest.CaptureFixture) -> None:
-    cfg = load('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024')
-    launch.adapt_to_device(cfg)
-    assert cfg.model.backbone.norm_cfg.type == 'BN'
-    assert cfg.model.decode_head.norm_cfg.type == 'BN'
-    assert '3 norm layers of type SyncBN are built as BN' in ''.join(capsys.readouterr())
 
 
 def test_auto_scale_lr() -> None:
@@ -144,7 +136,7 @@ def test_launcher_without_its_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv('RANK', raising=False)
     cfg = load(str(MINI), '--launcher', 'pytorch')
     with pytest.raises(launch.LaunchError, match=r'RANK.*not set; start it with tools/dist_train'):
-        launch.start_without_device(cfg)
+        launch.check_device(cfg)
 
 
 def test_repository_root_is_what_the_tests_think() -> None:

@@ -39,7 +39,7 @@ def prepare(args: argparse.Namespace) -> Config:
         launch.enable_tta(cfg)
     if args.out is not None:
         launch.keep_predictions(cfg, args.out)
-    launch.adapt_to_device(cfg)
+    launch.check_device(cfg)
     preflight(cfg, test=True)
     return cfg
 

@@ -44,7 +44,7 @@ def prepare(args: argparse.Namespace) -> Config:
     if args.auto_scale_lr:
         launch.enable_auto_scale_lr(cfg)
     launch.set_resume(cfg, args.resume)
-    launch.adapt_to_device(cfg)
+    launch.check_device(cfg)
     preflight(cfg)
     return cfg
 

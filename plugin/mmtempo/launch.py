@@ -10,13 +10,13 @@ import logging
 import os
 import os.path as osp
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.logging import print_log
-from mmengine.runner import Runner
+from mmengine.runner import Runner, find_latest_checkpoint
 
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
 RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
@@ -203,18 +203,8 @@ def keep_predictions(cfg: Config, folder: str) -> None:
     evaluator.update(output_dir=folder, keep_results=True)
 
 
-def _walk(node: Any) -> Iterator[dict]:
-    """Every dictionary of a config."""
-    if isinstance(node, dict):
-        yield node
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _walk(child)
-
-
-def adapt_to_device(cfg: Config) -> None:
-    """Make a config that was written for GPUs run where there is none, and say so."""
+def check_device(cfg: Config) -> None:
+    """Say at once what would fail without a GPU, and why."""
     if has_accelerator():
         return
     if (cfg.get('optim_wrapper') or {}).get('type') == 'AmpOptimWrapper':
@@ -224,38 +214,56 @@ def adapt_to_device(cfg: Config) -> None:
             'optim_wrapper.type=OptimWrapper; with a GPU in the machine, check `nvidia-smi` '
             'and install a CUDA build of torch'
         )
-    changed = 0
-    for node in _walk(cfg._cfg_dict.get('model')):
-        if node.get('type') == 'SyncBN':
-            node['type'] = 'BN'
-            changed += 1
-    if changed:
-        print_log(
-            f'no GPU found: {changed} norm layers of type SyncBN are built as BN', logger='current'
-        )
-
-
-def start_without_device(cfg: Config) -> None:
-    """Join the process group over gloo: mmengine's own start sets a CUDA device first."""
-    if cfg.launcher != 'pytorch' or has_accelerator():
-        return
-    if not {'RANK', 'WORLD_SIZE', 'MASTER_ADDR'} <= set(os.environ):
+    if cfg.launcher == 'pytorch' and not {'RANK', 'WORLD_SIZE', 'MASTER_ADDR'} <= set(os.environ):
         raise LaunchError(
             '--launcher pytorch: RANK, WORLD_SIZE and MASTER_ADDR are not set; start it with '
             'tools/dist_train.sh CONFIG NUM_PROCESSES, or leave --launcher out'
         )
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group('gloo')
+
+
+def _sync_bn_as_bn(node: Any) -> None:
+    """SyncBN works on GPUs only; everything else about the model stays."""
+    if isinstance(node, dict):
+        if node.get('type') == 'SyncBN':
+            node['type'] = 'BN'
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            _sync_bn_as_bn(child)
+
+
+def _join_over_gloo(cfg: Config) -> None:
+    """Several processes without GPUs, which mmengine's own start cannot do.
+
+    It sets a CUDA device before it joins, and names one when it wraps the model.
+    """
+    print_log('no GPU found: processes talk over gloo, SyncBN is built as BN', 'current')
+    torch.distributed.init_process_group('gloo')
+    _sync_bn_as_bn(cfg._cfg_dict.model)
+    cfg.model_wrapper_cfg = dict(
+        type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False
+    )
 
 
 def build_runner(cfg: Config) -> Runner:
     """The stock Runner, or the one that `runner_type` names."""
-    start_without_device(cfg)
+    if cfg.launcher == 'pytorch' and not has_accelerator():
+        _join_over_gloo(cfg)
     if 'runner_type' not in cfg:
         return Runner.from_cfg(cfg)
     from mmengine.registry import RUNNERS
 
     return RUNNERS.build(cfg)
+
+
+def _how_to_go_on(cfg: Any) -> str:
+    """Where an interrupted training can be taken up again."""
+    if not isinstance(cfg, Config) or not osp.isfile(osp.join(cfg.work_dir, 'last_checkpoint')):
+        return ''
+    return (
+        f'; newest checkpoint: {find_latest_checkpoint(cfg.work_dir)}\n'
+        'go on from it with the same command and --resume'
+    )
 
 
 def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) -> int:
@@ -277,7 +285,7 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
     try:
         run(prepared)
     except KeyboardInterrupt:
-        print(f'\n{name}: interrupted', file=sys.stderr)
+        print(f'\n{name}: interrupted{_how_to_go_on(prepared)}', file=sys.stderr)
         return 130
     finally:
         if torch.distributed.is_initialized():

@@ -117,6 +117,24 @@ def test_all_points_outside_give_zeros() -> None:
     assert (bev == 0).all()
 
 
+def test_ground_hint_points_at_the_ground() -> None:
+    """Below the horizon the likeliest bin is where the ray meets the ground, 1.5 m down."""
+    module = LiftSplatShoot(in_channels=1, out_channels=1, stride=STRIDE, camera_height=1.5)
+    img2cam = cameras(1)
+    ray = module.rays(img2cam, FEATURES, IMAGE)
+    hint = module.ground_hint(ray, img2cam, 1.5)
+    assert hint.shape == (1, 98, *FEATURES)
+    assert hint.max() <= 0
+    assert hint.min() == -4
+    y = ray[0, 1, -1, 0]  # the lowest row
+    best = module.depths[hint[0, :, -1, 0].argmax()]
+    assert best.item() == pytest.approx(1.5 / y.item(), abs=0.26)
+    torch.nn.init.zeros_(module.lift.weight)
+    torch.nn.init.ones_(module.lift.bias)
+    bev = module(torch.zeros(1, 1, *FEATURES), img2cam, IMAGE)
+    assert bev.sum() > 0
+
+
 def test_autocast_sums_in_float32() -> None:
     module = make()
     features = torch.randn(2, 5, *FEATURES)

@@ -37,6 +37,9 @@ class LiftSplatShoot(BaseModule):
             before the grid leak into its first row and column. Defaults to None.
         linspace_pixels: Spread feature pixels evenly from the first to the last image
             pixel and drop a partial last row. Defaults to None.
+        camera_height: Metres of the camera above flat ground. Where given, depth starts out
+            from where each pixel's ray meets the ground, and has less to learn.
+            Defaults to None.
         init_cfg: As for mmengine's `BaseModule`. Defaults to None.
     """
 
@@ -52,6 +55,7 @@ class LiftSplatShoot(BaseModule):
         unit_bins: bool | None = None,
         truncate_cells: bool | None = None,
         linspace_pixels: bool | None = None,
+        camera_height: float | None = None,
         init_cfg: Any = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
@@ -61,6 +65,7 @@ class LiftSplatShoot(BaseModule):
         self.unit_bins = legacy if unit_bins is None else unit_bins
         self.truncate_cells = legacy if truncate_cells is None else truncate_cells
         self.linspace_pixels = legacy if linspace_pixels is None else linspace_pixels
+        self.camera_height = camera_height
         near, far, step = self.grid.z
         if self.unit_bins:
             depths = torch.arange(near, far, 1.0)
@@ -77,7 +82,10 @@ class LiftSplatShoot(BaseModule):
             features = features[:, :, : image_size[0] // self.stride]
         logits, context = self.lift(features).split([len(self.depths), self.out_channels], 1)
         height, width = features.shape[-2:]
-        cells = self.find_cells(img2cam, (height, width), image_size)
+        ray = self.rays(img2cam, (height, width), image_size)
+        if self.camera_height is not None:
+            logits = logits + self.ground_hint(ray, img2cam, self.camera_height)
+        cells = self.find_cells(ray)
         bev = splat_scatter(context, logits.softmax(1), cells, self.grid.rows * self.grid.columns)
         return bev.reshape(*bev.shape[:2], self.grid.rows, self.grid.columns)
 
@@ -94,10 +102,10 @@ class LiftSplatShoot(BaseModule):
             )
         return (v + 0.5) * self.stride - 0.5, (u + 0.5) * self.stride - 0.5
 
-    def find_cells(
+    def rays(
         self, img2cam: torch.Tensor, feature_size: tuple[int, int], image_size: tuple[int, int]
     ) -> torch.Tensor:
-        """Cell (B, D, h, w) of every point, int64; the number of cells means outside."""
+        """x and y of each feature pixel's ray at depth 1: (B, 2, h, w), float32."""
         v, u = self.pixel_centres(feature_size, image_size)
         with torch.autocast(img2cam.device.type, enabled=False):
             ray = (
@@ -105,13 +113,26 @@ class LiftSplatShoot(BaseModule):
                 + img2cam[:, :, 1, None, None] * v[:, None]
                 + img2cam[:, :, 2, None, None]
             )
-            # (B, 1, h, w) each; a point at depth d lies at d times its ray.
-            x_ray, y_ray = (ray[:, i : i + 1] / ray[:, 2:] for i in (0, 1))
+            return ray[:, :2] / ray[:, 2:]
+
+    def ground_hint(
+        self, ray: torch.Tensor, img2cam: torch.Tensor, camera_height: float
+    ) -> torch.Tensor:
+        """Depth logits (B, D, h, w) of flat ground: 0 where it fits, down to -4 where not."""
+        slope = camera_height / self.depths.view(-1, 1, 1)
+        # How many feature pixels lie between a pixel and the ground at each depth.
+        pixel = (img2cam[:, 1, 1] * self.stride).view(-1, 1, 1, 1)
+        return ((ray[:, 1:] - slope) / pixel).square().mul(-2).clamp(min=-4)
+
+    def find_cells(self, ray: torch.Tensor) -> torch.Tensor:
+        """Cell (B, D, h, w) of every point, int64; the number of cells means outside."""
+        with torch.autocast(ray.device.type, enabled=False):
+            # A point at depth d lies at d times its ray.
             depth = self.depths.view(-1, 1, 1)
-            column, in_x = self._cell(x_ray * depth, *self.grid.x)
+            column, in_x = self._cell(ray[:, :1] * depth, *self.grid.x)
             row, in_z = self._cell(depth.expand_as(column), *self.grid.z)
             low, high = self.grid.y
-            _, in_y = self._cell(y_ray * depth, low, high, high - low)
+            _, in_y = self._cell(ray[:, 1:] * depth, low, high, high - low)
         outside = self.grid.rows * self.grid.columns
         return torch.where(in_x & in_y & in_z, row * self.grid.columns + column, outside)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os.path as osp
 import re
@@ -36,6 +37,8 @@ def preflight(cfg: Config, test: bool = False) -> None:
         cfg: The config, complete.
         test: Whether it is for testing rather than training. Defaults to False.
     """
+    # Stock classes write into the dictionaries they are built from.
+    cfg = copy.deepcopy(cfg)
     splits = ['test'] if test else ['train', 'val']
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
         for split in splits:
@@ -100,7 +103,9 @@ def _check_type(
 ) -> None:
     """The type exists, and takes the keys that are given."""
     kind = cfg.get('type')
-    cls = registry.get(kind) if isinstance(kind, str) else kind
+    # `get` alone does not look into the default scope.
+    with registry.switch_scope_and_registry(cfg.get('_scope_')) as scoped:
+        cls = scoped.get(kind) if isinstance(kind, str) else kind
     if cls is None:
         registry.build(dict(cfg))  # raises mmengine's own message
         return

@@ -1,0 +1,27 @@
+"""Both lock files are complete and pinned."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+import pytest
+
+from ..conftest import ROOT
+
+
+@pytest.mark.parametrize('stack', ['onedl', 'openmmlab'])
+def test_every_line_is_pinned(stack: str) -> None:
+    lines = (ROOT / f'requirements/lock-{stack}.txt').read_text().splitlines()
+    pinned = [line for line in lines if line and not line.startswith('#')]
+    assert len(pinned) > 40
+    assert all(re.fullmatch(r'[\w.-]+==[\w.]+(; .+)?', line) for line in pinned)
+
+
+def test_this_environment_follows_its_lock() -> None:
+    from mmtempo.stack import active_stack, installed_versions
+
+    stack = active_stack(installed_versions())
+    text = (ROOT / f'requirements/lock-{stack}.txt').read_text()
+    for name in ('numpy', 'ruff', 'mypy', 'pytest', 'rich'):
+        assert f'{name}=={metadata.version(name)}' in text

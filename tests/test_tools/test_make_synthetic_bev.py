@@ -1,0 +1,26 @@
+"""The generator's command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .test_train import run
+
+TOOL = 'dataset_converters/make_synthetic_bev.py'
+
+
+def test_makes_the_layout_and_refuses_to_overwrite(tmp_path: Path) -> None:
+    root = tmp_path / 'bev'
+    words = (TOOL, root, '--num', 2, '--num-val', 1, '--size', 160, 90, '--suffix', 'png')
+    assert '2 + 1 images of 160x90' in run(*words)
+    assert len(list((root / 'img_dir/train').glob('*.png'))) == 2
+    assert len(list((root / 'ann_bev_dir/val').glob('*.png'))) == 1
+    text = run(*words, code=2)
+    assert 'exists; remove it first' in text
+    assert 'Traceback' not in text
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    assert '--num must be at least 1' in run(TOOL, tmp_path / 'a', '--num', 0, code=2)
+    assert 'at least 32 x 32' in run(TOOL, tmp_path / 'a', '--size', 8, 8, code=2)
+    assert not (tmp_path / 'a').exists()

@@ -1,0 +1,204 @@
+"""`tools/train.py` as people use it: real processes, real files, real signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import mmseg
+import numpy as np
+import pytest
+import torch
+from mmengine.runner.checkpoint import get_external_models
+
+from ..conftest import MINI, ROOT, tiny_options
+
+
+def command(script: str, *words: object, options: dict | None = None) -> list[str]:
+    line = [sys.executable, str(ROOT / 'tools' / script), *map(str, words)]
+    if options:
+        line += ['--cfg-options', *(f'{k}={v}' for k, v in options.items())]
+    return line
+
+
+def run(script: str, *words: object, options: dict | None = None, code: int = 0, **kwargs) -> str:
+    """Output of a tool; fails unless it exits with `code`."""
+    done = subprocess.run(
+        command(script, *words, options=options), capture_output=True, text=True, **kwargs
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == code, text[-4000:]
+    return text
+
+
+def tiny(root: str, work: Path, iters: int = 4) -> dict:
+    """`tiny_options` for a command line."""
+    options = tiny_options(root, work, iters)
+    grid = 'model.view_transform.grid'
+    return {k: v for k, v in options.items() if k not in (grid, 'work_dir', 'experiment_name')}
+
+
+def test_trains_resumes_and_tests(bev_root: str, tmp_path: Path) -> None:
+    work = tmp_path / 'work'
+    text = run('train.py', MINI, '--work-dir', work, options=tiny(bev_root, work))
+    assert 'drivable_area' in text
+    assert 'Training has ended.' in text
+    full = run('train.py', MINI, '--work-dir', tmp_path / 'full', options=tiny(bev_root, work, 6))
+    assert 'Iter(train) [6/6]' in full
+
+    for flag in (['--resume'], ['--resume', work / 'iter_2.pth']):
+        again = tmp_path / f'resumed{len(flag)}'
+        again.mkdir()
+        (again / 'last_checkpoint').write_text(str(work / 'iter_4.pth'))
+        text = run('train.py', MINI, '--work-dir', again, *flag, options=tiny(bev_root, again, 6))
+        start = 4 if len(flag) == 1 else 2
+        assert f'resumed epoch: 0, iter: {start}' in text
+        assert f'Iter(train) [{start}/6]' not in text
+        assert (again / 'iter_6.pth').is_file()
+
+    pictures = tmp_path / 'pictures'
+    text = run(
+        'test.py', MINI, work / 'iter_4.pth', '--work-dir', work, '--show-dir', pictures,
+        options=tiny(bev_root, work),
+    )  # fmt: skip
+    assert re.search(r'Iter\(test\) .*mIoU: 0\.\d+', text)
+    assert len(list(pictures.glob('*.png'))) == 4
+
+
+@pytest.mark.parametrize(
+    ('words', 'options', 'says'),
+    [
+        (['configs/lss_swin/nope.py'], {}, 'no such file'),
+        ([MINI], {'model.backbone.type': 'SwinTransformr'}, 'SwinTransformr is not in the'),
+        ([MINI], {'train_dataloader.dataset.data_root': '/no/data'}, 'make_synthetic_bev.py /no/d'),
+        ([MINI, '--amp'], {}, 'leave --amp out'),
+        ([MINI, '--resume', '{other}'], {}, 'is of another model'),
+    ],
+)
+def test_five_mistakes_of_a_new_user(
+    bev_root: str, tmp_path: Path, words: list, options: dict, says: str
+) -> None:
+    torch.save(dict(state_dict={'conv.weight': torch.zeros(1)}, meta={}), tmp_path / 'other.pth')
+    words = [str(w).format(other=tmp_path / 'other.pth') for w in words]
+    work = tmp_path / 'work'
+    options = tiny(bev_root, work) | options
+    text = run('train.py', *words, '--work-dir', work, options=options, code=2, cwd=ROOT)
+    assert says in text
+    assert 'train.py: error: ' in text
+    assert 'Traceback' not in text
+    assert not work.exists()
+
+
+def test_interrupt_ends_without_a_traceback(bev_root: str, tmp_path: Path) -> None:
+    options = tiny(bev_root, tmp_path, 500) | {'train_dataloader.num_workers': 1}
+    process = subprocess.Popen(
+        command('train.py', MINI, '--work-dir', tmp_path / 'work', options=options),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env=os.environ | {'PYTHONUNBUFFERED': '1'},
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if 'Iter(train) [  3/500]' in line:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to every process
+            break
+    rest = process.stdout.read()
+    assert process.wait() == 130
+    assert 'train.py: interrupted' in rest
+    assert 'iter_2.pth' in rest
+    assert '--resume' in rest
+
+
+def flags(text: str) -> set[str]:
+    return set(re.findall(r"'(--[\w-]+)'", text))
+
+
+@pytest.mark.parametrize('name', ['train.py', 'test.py'])
+def test_flags_are_a_superset_of_mmseg(name: str) -> None:
+    theirs = Path(mmseg.__file__).parent / '.mim/tools' / name
+    assert len(flags(theirs.read_text())) >= 6
+    shown = run(name, '--help')
+    missing = {flag for flag in flags(theirs.read_text()) if flag not in shown}
+    assert missing == set()
+
+
+def test_flags_are_frozen() -> None:
+    """Whoever changes a flag changes it here too, and says so in the changelog."""
+    common = {'--help', '--work-dir', '--cfg-options', '--launcher', '--local_rank', '--local-rank'}
+    assert set(re.findall(r'--[\w-]+', run('train.py', '--help').partition('options:')[2])) == (
+        common | {'--resume', '--amp', '--auto-scale-lr'}
+    )
+
+
+def make_cityscapes(root: Path, size: tuple[int, int] = (128, 64)) -> Path:
+    """Two training images and one validation image in Cityscapes' layout."""
+    rng = np.random.default_rng(0)
+    for split, count in (('train', 2), ('val', 1)):
+        for i in range(count):
+            for folder, suffix, high, channels in (
+                ('leftImg8bit', 'leftImg8bit', 256, 3),
+                ('gtFine', 'gtFine_labelTrainIds', 19, 1),
+            ):
+                path = root / folder / split / 'town' / f'town_{i:06d}_000019_{suffix}.png'
+                path.parent.mkdir(parents=True, exist_ok=True)
+                cv2.imwrite(str(path), rng.integers(0, high, (*size[::-1], channels), np.uint8))
+    return root
+
+
+@pytest.mark.parametrize('by_path', [False, True])
+def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool) -> None:
+    """Nothing but data paths and sizes overridden; the pretrained weights wait in torch's cache."""
+    from mmseg.models import ResNetV1c
+
+    name = 'fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py'
+    config = Path(mmseg.__file__).parent / '.mim/configs' / name if by_path else f'mmseg::{name}'
+    cache = tmp_path / 'torch/hub/checkpoints'
+    cache.mkdir(parents=True)
+    weights = get_external_models()['resnet18_v1c'].rpartition('/')[2]
+    torch.save(ResNetV1c(depth=18).state_dict(), cache / weights)
+    root = make_cityscapes(tmp_path / 'cityscapes')
+    options = {'train_cfg.max_iters': 2, 'train_cfg.val_interval': 2}
+    for split in ('train', 'val', 'test'):
+        options[f'{split}_dataloader.dataset.data_root'] = root
+        options[f'{split}_dataloader.num_workers'] = 0
+        options[f'{split}_dataloader.persistent_workers'] = False
+    options['default_hooks.logger.interval'] = 1
+    options['train_dataloader.dataset.pipeline.2.scale'] = '(128,64)'
+    options['train_dataloader.dataset.pipeline.3.crop_size'] = '(32,64)'
+    options['model.data_preprocessor.size'] = '(32,64)'
+    text = run(
+        'train.py', config, '--work-dir', tmp_path / 'work', options=options,
+        env=os.environ | {'TORCH_HOME': str(tmp_path / 'torch')},
+    )  # fmt: skip
+    assert 'Iter(train) [2/2]' in text
+    assert re.search(r'Iter\(val\) .*mIoU: \d', text)
+    assert (tmp_path / 'work/iter_2.pth').is_file()
+
+
+def test_two_processes(bev_root: str, tmp_path: Path) -> None:
+    """dist_train.sh and dist_test.sh over gloo: ranks agree on the metric."""
+    work = tmp_path / 'work'
+    options = [f'{k}={v}' for k, v in tiny(bev_root, work).items()]
+    environment = os.environ | {
+        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
+        'PORT': '29631',
+        'OMP_NUM_THREADS': '1',
+    }
+    for script, words in (
+        ('dist_train.sh', [MINI, 2]),
+        ('dist_test.sh', [MINI, work / 'iter_4.pth', 2]),
+    ):
+        line = [ROOT / 'tools' / script, *words, '--work-dir', work, '--cfg-options', *options]
+        done = subprocess.run(list(map(str, line)), capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert 'mIoU' in done.stdout + done.stderr
+
+
+def test_print_config() -> None:
+    text = run('misc/print_config.py', MINI, options={'train_cfg.max_iters': 7})
+    assert 'max_iters=7' in text
+    assert "type='LiftSplatShoot'" in text

@@ -1,0 +1,46 @@
+"""The mini config learns, and it learns from geometry. Takes minutes: `make test-slow`."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from mmtempo.bev.synthetic import write_dataset
+
+from .conftest import MINI
+from .test_tools.test_train import run
+
+
+def scores(text: str) -> dict[str, float]:
+    line = [line for line in text.splitlines() if 'Iter(val)' in line and 'mIoU:' in line][-1]
+    return {key: float(value) for key, value in re.findall(r'(mIoU\w*): (\S+)', line)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_learns_and_needs_its_calibration(tmp_path: Path) -> None:
+    root = tmp_path / 'bev'
+    for _ in write_dataset(str(root), dict(train=400, val=60), (800, 450), workers=2):
+        pass
+    calibrations = json.loads((root / 'calib.json').read_text())
+    tokens, matrices = list(calibrations), list(calibrations.values())
+    random.Random(0).shuffle(matrices)
+    (root / 'shuffled.json').write_text(json.dumps(dict(zip(tokens, matrices))))
+
+    found = {}
+    for calib_file in ('calib.json', 'shuffled.json'):
+        options = {}
+        for split in ('train', 'val'):
+            options[f'{split}_dataloader.dataset.data_root'] = root
+            options[f'{split}_dataloader.dataset.calib_file'] = calib_file
+        text = run('train.py', MINI, '--work-dir', tmp_path / calib_file, options=options)
+        found[calib_file] = scores(text)
+    print(found)
+    right, shuffled = found['calib.json'], found['shuffled.json']
+    # Knowing nothing: no constant answer scores more than saying yes everywhere.
+    assert right['mIoU'] >= 2 * right['mIoU_always']
+    assert shuffled['mIoU'] <= 0.8 * right['mIoU']

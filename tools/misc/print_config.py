@@ -1,0 +1,26 @@
+"""Print a config as the Runner would get it, with all its bases and overrides.
+
+python tools/misc/print_config.py CONFIG --cfg-options train_dataloader.batch_size=2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mmtempo import launch
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    launch.add_common_arguments(parser)
+    args = parser.parse_args()
+    return launch.run_tool(
+        'print_config.py', lambda: launch.load_config(args), lambda cfg: print(cfg.pretty_text)
+    )
+
+
+if __name__ == '__main__':
+    sys.exit(main())
