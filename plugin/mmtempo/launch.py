@@ -18,6 +18,8 @@ from mmengine.config import Config, DictAction
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from .bev.errors import BadSampleError
+
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
 RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
     'auto_scale_lr',
@@ -287,6 +289,14 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
     except KeyboardInterrupt:
         print(f'\n{name}: interrupted{_how_to_go_on(prepared)}', file=sys.stderr)
         return 130
+    except BadSampleError as error:
+        # A worker wraps the message into its own traceback; the message is the last line.
+        print(
+            f'\n{name}: stopped: {str(error).strip().splitlines()[-1]}\nmend or remove that file, '
+            'or go on without it: --cfg-options train_dataloader.dataset.on_bad_sample=skip',
+            file=sys.stderr,
+        )
+        return 1
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
+from torch.torch_version import TorchVersion
 
 _STATISTICS = ('min', 'max', 'current', 'mean')
 
@@ -49,5 +50,5 @@ def safe_globals() -> list[Any]:
 
 def register_safe_globals() -> None:
     """Extend torch's allow-list; nothing to do before torch 2.6, which does not refuse."""
-    if tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6):
+    if torch.__version__ >= TorchVersion('2.6'):
         torch.serialization.add_safe_globals(safe_globals())

@@ -119,6 +119,14 @@ def test_broken_checkpoint_is_named(tiny_cfg: Config, tmp_path: Path) -> None:
         preflight(tiny_cfg)
 
 
+def test_checkpoints_of_before_torch_1_6(tiny_cfg: Config, tmp_path: Path) -> None:
+    path = tmp_path / 'old.pth'
+    state = model_state(tiny_cfg)
+    torch.save(dict(state_dict=state), path, _use_new_zipfile_serialization=False)
+    tiny_cfg.load_from = str(path)
+    preflight(tiny_cfg, test=True)
+
+
 def test_missing_operators_name_versions_and_command(
     tiny_cfg: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,17 @@ def test_interrupt_ends_without_a_traceback(bev_root: str, tmp_path: Path) -> No
     assert '--resume' in rest
 
 
+def test_bad_image_in_the_middle_is_named(own_bev_root: Path, tmp_path: Path) -> None:
+    path = own_bev_root / 'img_dir/train/train_000003.jpg'
+    path.write_bytes(path.read_bytes()[:300])
+    options = tiny(str(own_bev_root), tmp_path) | {'train_dataloader.num_workers': 1}
+    text = run('train.py', MINI, '--work-dir', tmp_path / 'work', options=options, code=1)
+    assert 'train.py: stopped: ' in text
+    assert f'image {path}: truncated after 300 bytes' in text.splitlines()[-2]
+    assert 'on_bad_sample=skip' in text.splitlines()[-1]
+    assert 'Traceback' not in text
+
+
 def flags(text: str) -> set[str]:
     return set(re.findall(r"'(--[\w-]+)'", text))
 

@@ -8,11 +8,13 @@ import os.path as osp
 import re
 from collections.abc import Mapping
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, HOOKS, LOOPS, METRICS, MODELS, DefaultScope, Registry
 from mmengine.runner import find_latest_checkpoint
+from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
 
 from ..stack import OPS_COMMAND, has_compiled_ops, installed_versions
@@ -160,11 +162,16 @@ def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
 
 def _state_dict(path: str) -> Mapping[str, Any]:
     """Tensors of a checkpoint, read lazily and without running anything in it."""
+    # From torch 2.6 on safe is the default, and torch's own switch for trusted files works.
+    safe = {} if torch.__version__ >= TorchVersion('2.6') else dict(weights_only=True)
     try:
-        checkpoint = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+        checkpoint = torch.load(path, map_location='cpu', mmap=is_zipfile(path), **safe)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f'checkpoint {path} cannot be read safely: {first}') from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f'checkpoint {path} cannot be read safely: {reason}\nA file that you trust is read '
+            'with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in the environment; it may run code'
+        ) from error
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, Mapping):
         raise ValueError(f'checkpoint {path} has no state_dict')
