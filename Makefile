@@ -7,7 +7,7 @@ VENV := $(if $(filter onedl,$(STACK)),.venv,.venv-$(STACK))
 LOCK := requirements/lock-$(STACK).txt
 BIN := $(VENV)/bin
 CONFIG ?= configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
-DATA ?= data/synthetic_bev
+DATA := data/synthetic_bev
 PYTEST_ARGS ?=
 READY := $(VENV)/.ready
 

@@ -7,6 +7,11 @@ import os
 import warnings
 from pathlib import Path
 
+# Before torch is imported. Two cores and many short runs: more threads only get into each
+# other's way. And what is tested here is the CPU's path, also on a machine with a GPU.
+os.environ.setdefault('OMP_NUM_THREADS', '2')
+os.environ['CUDA_VISIBLE_DEVICES'] = ''
+
 import pytest
 
 # Stock packages warn at import; ours must not (see pyproject.toml).
@@ -22,8 +27,6 @@ from mmtempo.bev.synthetic import write_dataset
 _runs = itertools.count()
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / 'configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py'
-# Two cores and many short runs: more threads only get into each other's way.
-os.environ.setdefault('OMP_NUM_THREADS', '2')
 
 
 @pytest.fixture(scope='session')

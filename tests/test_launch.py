@@ -64,6 +64,7 @@ def test_mistyped_option_suggests_the_right_one(capsys: pytest.CaptureFixture) -
     'option',
     [
         'randomness.seed=3',
+        'find_unused_parameters=True',
         'compile=True',
         'optim_wrapper.clip_grad.max_norm=1',
         'train_pipeline.0.type=X',
@@ -79,8 +80,9 @@ def test_amp_without_gpu() -> None:
     assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
     assert cfg.optim_wrapper.loss_scale == 'dynamic'
     launch.enable_amp(cfg)  # twice is once
-    with pytest.raises(launch.LaunchError, match='needs a GPU.*leave --amp out'):
-        launch.check_device(cfg)
+    with pytest.raises(launch.LaunchError, match='needs a GPU(.|\n)*leave --amp out'):
+        launch.check_device(cfg, training=True)
+    launch.check_device(cfg, training=False)  # testing builds no optimizer
     cfg.optim_wrapper.type = 'MyWrapper'
     with pytest.raises(launch.LaunchError, match='found MyWrapper'):
         launch.enable_amp(cfg)
@@ -92,6 +94,17 @@ def test_auto_scale_lr() -> None:
     assert cfg.auto_scale_lr.enable
     with pytest.raises(launch.LaunchError, match='auto_scale_lr.base_batch_size=N'):
         launch.enable_auto_scale_lr(load('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024'))
+
+
+@pytest.mark.parametrize('launcher', ['slurm', 'mpi'])
+def test_launchers_that_need_gpus(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = load(str(MINI), '--launcher', launcher)
+    with pytest.raises(launch.LaunchError, match='not set'):
+        launch.check_device(cfg, training=True)
+    for name in launch.LAUNCHER_NEEDS[launcher]:
+        monkeypatch.setenv(name, '1')
+    with pytest.raises(launch.LaunchError, match=f'--launcher {launcher} needs a GPU'):
+        launch.check_device(cfg, training=True)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +148,8 @@ def test_tta_and_out() -> None:
 def test_launcher_without_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('RANK', raising=False)
     cfg = load(str(MINI), '--launcher', 'pytorch')
-    with pytest.raises(launch.LaunchError, match=r'RANK.*not set; start it with tools/dist_train'):
-        launch.check_device(cfg)
+    with pytest.raises(launch.LaunchError, match=r'RANK, .*not set; start it with'):
+        launch.check_device(cfg, training=True)
 
 
 def test_repository_root_is_what_the_tests_think() -> None:

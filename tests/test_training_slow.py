@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,7 @@ import pytest
 from mmtempo.bev.synthetic import write_dataset
 
 from .conftest import MINI
-from .test_tools.test_train import run
-
-
-def scores(text: str) -> dict[str, float]:
-    line = [line for line in text.splitlines() if 'Iter(val)' in line and 'mIoU:' in line][-1]
-    return {key: float(value) for key, value in re.findall(r'(mIoU\w*): (\S+)', line)}
+from .test_tools.test_train import run, scores
 
 
 @pytest.mark.slow

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-
-from mmengine.config import Config
+from typing import TYPE_CHECKING
 
 from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
+
+if TYPE_CHECKING:  # mmtempo comes first: it says what is missing from an installation
+    from mmengine.config import Config
 
 
 def parse_args() -> argparse.Namespace:
@@ -39,7 +41,7 @@ def prepare(args: argparse.Namespace) -> Config:
         launch.enable_tta(cfg)
     if args.out is not None:
         launch.keep_predictions(cfg, args.out)
-    launch.check_device(cfg)
+    launch.check_device(cfg, training=False)
     preflight(cfg, test=True)
     return cfg
 

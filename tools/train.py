@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-
-from mmengine.config import Config
+from typing import TYPE_CHECKING
 
 from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
+
+if TYPE_CHECKING:  # mmtempo comes first: it says what is missing from an installation
+    from mmengine.config import Config
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,7 +46,7 @@ def prepare(args: argparse.Namespace) -> Config:
     if args.auto_scale_lr:
         launch.enable_auto_scale_lr(cfg)
     launch.set_resume(cfg, args.resume)
-    launch.check_device(cfg)
+    launch.check_device(cfg, training=True)
     preflight(cfg)
     return cfg
 

@@ -9,9 +9,9 @@ from .stack import check_stack
 check_stack()
 
 from . import bev, hooks  # noqa: E402, F401 - imported for their registrations
-from .serialization import register_safe_globals  # noqa: E402
+from .serialization import register_safe_loading  # noqa: E402
 from .version import __version__  # noqa: E402
 
-register_safe_globals()
+register_safe_loading()
 
 __all__ = ['__version__']

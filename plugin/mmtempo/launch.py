@@ -6,7 +6,6 @@ import argparse
 import difflib
 import importlib.util
 import inspect
-import logging
 import os
 import os.path as osp
 import sys
@@ -15,26 +14,41 @@ from typing import Any
 
 import torch
 from mmengine.config import Config, DictAction
-from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from .bev.errors import BadSampleError
 
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
 RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
+    'activation_checkpointing',
     'auto_scale_lr',
     'compile',
     'custom_imports',
+    'efficient_conv_bn_eval',
+    'find_unused_parameters',
     'model_wrapper_cfg',
     'runner_type',
+    'strategy',
     'sync_bn',
     'tta_model',
     'tta_pipeline',
 }
 
+# What a launcher passes through the environment.
+LAUNCHER_NEEDS = {
+    'pytorch': ('RANK', 'WORLD_SIZE', 'MASTER_ADDR'),
+    'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_NODELIST'),
+    'mpi': ('OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_SIZE', 'MASTER_ADDR'),
+}
+
 
 class LaunchError(ValueError):
     """What the user asked for cannot be started; the message says what to do."""
+
+
+def _say(message: str) -> None:
+    """There is no run yet whose log it could go to."""
+    print(message, file=sys.stderr)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +129,7 @@ def _check_options(cfg: Config, options: dict[str, Any]) -> None:
             if depth == 0:
                 raise LaunchError(message + meant)
             if close:
-                print_log(f'{message}, so it is added{meant}', 'current', logging.WARNING)
+                _say(f'{message}, so it is added{meant}')
             break
 
 
@@ -130,7 +144,7 @@ def enable_amp(cfg: Config) -> None:
     """--amp: mixed precision with a dynamic loss scale."""
     wrapper = cfg.optim_wrapper.get('type', 'OptimWrapper')
     if wrapper == 'AmpOptimWrapper':
-        print_log('--amp: the config has mixed precision already', logger='current')
+        _say('--amp: the config has mixed precision already')
         return
     if wrapper != 'OptimWrapper':
         raise LaunchError(
@@ -205,21 +219,26 @@ def keep_predictions(cfg: Config, folder: str) -> None:
     evaluator.update(output_dir=folder, keep_results=True)
 
 
-def check_device(cfg: Config) -> None:
-    """Say at once what would fail without a GPU, and why."""
+def check_device(cfg: Config, training: bool) -> None:
+    """Say at once what would fail without a GPU or a launcher, and why."""
+    missing = [name for name in LAUNCHER_NEEDS.get(cfg.launcher, ()) if name not in os.environ]
+    if missing:
+        raise LaunchError(
+            f'--launcher {cfg.launcher}: {", ".join(missing)} not set; start it with '
+            'tools/dist_train.sh or tools/slurm_train.sh, or leave --launcher out'
+        )
     if has_accelerator():
         return
-    if (cfg.get('optim_wrapper') or {}).get('type') == 'AmpOptimWrapper':
+    gpu = (
+        f'needs a GPU, and torch {torch.__version__} finds none (with a GPU in the machine, '
+        'check `nvidia-smi` and install a CUDA build of torch)'
+    )
+    if cfg.launcher in ('slurm', 'mpi'):
+        raise LaunchError(f'--launcher {cfg.launcher} {gpu}')
+    if training and (cfg.get('optim_wrapper') or {}).get('type') == 'AmpOptimWrapper':
         raise LaunchError(
-            'mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU, and '
-            f'torch {torch.__version__} finds none: leave --amp out, or set --cfg-options '
-            'optim_wrapper.type=OptimWrapper; with a GPU in the machine, check `nvidia-smi` '
-            'and install a CUDA build of torch'
-        )
-    if cfg.launcher == 'pytorch' and not {'RANK', 'WORLD_SIZE', 'MASTER_ADDR'} <= set(os.environ):
-        raise LaunchError(
-            '--launcher pytorch: RANK, WORLD_SIZE and MASTER_ADDR are not set; start it with '
-            'tools/dist_train.sh CONFIG NUM_PROCESSES, or leave --launcher out'
+            f'mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) {gpu}: leave --amp '
+            'out, or set --cfg-options optim_wrapper.type=OptimWrapper'
         )
 
 
@@ -239,12 +258,15 @@ def _join_over_gloo(cfg: Config) -> None:
 
     It sets a CUDA device before it joins, and names one when it wraps the model.
     """
-    print_log('no GPU found: processes talk over gloo, SyncBN is built as BN', 'current')
+    _say('no GPU found: processes talk over gloo, SyncBN is built as BN')
     torch.distributed.init_process_group('gloo')
     _sync_bn_as_bn(cfg._cfg_dict.model)
     cfg.model_wrapper_cfg = dict(
-        type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False
-    )
+        type='MMDistributedDataParallel',
+        device_ids=None,
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False),
+    ) | (cfg.get('model_wrapper_cfg') or {})
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -284,6 +306,9 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         print(f'{name}: error: {kind}{text}', file=sys.stderr)
         print('nothing was written; MMTEMPO_DEBUG=1 shows the traceback', file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f'\n{name}: interrupted; nothing was written', file=sys.stderr)
+        return 130
     try:
         run(prepared)
     except KeyboardInterrupt:
@@ -293,7 +318,8 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         # A worker wraps the message into its own traceback; the message is the last line.
         print(
             f'\n{name}: stopped: {str(error).strip().splitlines()[-1]}\nmend or remove that file, '
-            'or go on without it: --cfg-options train_dataloader.dataset.on_bad_sample=skip',
+            "or go on without it: on_bad_sample='skip' in the data set's config, for example "
+            '--cfg-options train_dataloader.dataset.on_bad_sample=skip',
             file=sys.stderr,
         )
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_padding_samples_of_a_distributed_sampler_do_not_count() -> None:
     metric = BEVIoUMetric(classes=CLASSES)
     metric.process(None, [*IMAGES, IMAGES[0]])
     assert metric.evaluate(2)['mIoU'] == evaluate()['mIoU']
+
+
+def test_what_ranks_exchange_grows_with_the_images_only() -> None:
+    metric = BEVIoUMetric(classes=CLASSES)
+    metric.process(None, IMAGES * 50)
+    metric.evaluate(100)
+    metric.process(None, IMAGES * 50)
+    seen: list = []
+    metric.compute_metrics = lambda results: seen.append(len(pickle.dumps(results))) or {}
+    metric.evaluate(100)
+    assert seen[0] < 100 * 1000  # not 100 times the whole
 
 
 def test_nothing_valid_is_not_a_number() -> None:

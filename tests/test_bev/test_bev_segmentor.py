@@ -26,6 +26,7 @@ def batch(cfg: Config) -> dict:
 
 def test_three_modes(tiny_cfg: Config) -> None:
     model, data = build(tiny_cfg), batch(tiny_cfg)
+    torch.nn.init.normal_(model.decode_head.classify.weight)  # zero says the same everywhere
     losses = model(**model.data_preprocessor(data, True), mode='loss')
     assert set(losses) == {'loss_occupancy', 'loss_prior'}
     model.eval()
@@ -34,6 +35,7 @@ def test_three_modes(tiny_cfg: Config) -> None:
         samples = model.test_step(data)
     assert logits.shape == (2, 14, 196, 200)
     assert torch.equal(samples[1].pred_logits, logits[1])
+    assert not torch.equal(logits[0], logits[1])
     assert samples[1].gt_occupancy.shape == (14, 196, 200)
     with pytest.raises(ValueError, match="mode must be .* found 'eval'"):
         model({}, None, mode='eval')

@@ -87,11 +87,12 @@ def test_resize_matches_opencv_pixel_centres() -> None:
     """Halving twice is not the same as ignoring the half-pixel shift."""
     calibration = Calibration.native(np.diag([100.0, 100, 1]), (640, 360)).resized(320, 180)
     assert calibration.intrinsics[0, 2] == pytest.approx(-0.25)
-    image = np.zeros((4, 4), np.float32)
-    image[:, 1] = 1  # column 1 moves to 0.25
-    small = cv2.resize(image, (2, 4), interpolation=cv2.INTER_AREA)
-    assert (small[0] * np.arange(2)).sum() == pytest.approx(0.0)
-    assert calibration.project(np.array([0.01, 0, 1.0]))[0] == pytest.approx(0.25)
+    ramp = np.tile(np.arange(8, dtype=np.float32), (8, 1))  # each pixel says where it was
+    small = cv2.resize(ramp, (4, 4), interpolation=cv2.INTER_LINEAR)
+    half = Calibration.native(np.eye(3), (8, 8)).resized(4, 4)
+    for column in range(4):
+        there = half.project(np.array([small[0, column], 0, 1.0]))[0]
+        assert there == pytest.approx(column)
 
 
 def test_legacy_ignores_size_crop_and_flip() -> None:

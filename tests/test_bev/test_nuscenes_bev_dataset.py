@@ -174,8 +174,31 @@ def _tokens(samples: list) -> list:
 def test_skip_in_evaluation_counts_nothing(own_bev_root: Path) -> None:
     truncate(own_bev_root / 'img_dir/val/val_000001.jpg')
     dataset = build(own_bev_root, 'val', on_bad_sample='skip', test_mode=True)
-    assert (dataset[1]['data_samples'].gt_bev == 1 << 14).all()
+    stand_in = dataset[1]['data_samples']
+    assert (stand_in.gt_bev == 1 << 14).all()
+    assert stand_in.token == 'val_000001'
+    assert stand_in.skipped
+    assert 'skipped' not in dataset[2]['data_samples']
     assert not (dataset[2]['data_samples'].gt_bev == 1 << 14).all()
+
+
+def test_subset_reports_too(own_bev_root: Path) -> None:
+    truncate(own_bev_root / 'img_dir/train/train_000005.jpg')
+    subset = build(own_bev_root, on_bad_sample='skip').get_subset([4, 5, 6])
+    list(DataLoader(subset, num_workers=1, collate_fn=_tokens))
+    assert [Path(p).stem for p in subset.bad_samples()] == ['train_000005']
+
+
+def test_exif_orientation_is_not_applied(own_bev_root: Path) -> None:
+    """The calibration is that of the pixels as they lie in the file."""
+    path = own_bev_root / 'img_dir/train/train_000000.jpg'
+    content = path.read_bytes()
+    tiff = b'MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06' + bytes(6)
+    exif = b'Exif\x00\x00' + tiff
+    segment = b'\xff\xe1' + (len(exif) + 2).to_bytes(2, 'big') + exif
+    path.write_bytes(content[:2] + segment + content[2:])
+    assert cv2.imread(str(path)).shape[:2] == (320, 180)  # turned
+    assert build(own_bev_root)[0]['inputs'].shape == (3, 180, 320)
 
 
 def test_all_bad_is_an_error(own_bev_root: Path) -> None:

@@ -47,6 +47,22 @@ def test_good_config_passes_and_writes_nothing(tiny_cfg: Config) -> None:
             r'nowhere does not exist(.|\n)*--cfg-options train_dataloader.dataset.data_root',
         ),
         (dict(val_dataloader__dataset__data_root='nowhere'), FileNotFoundError, 'val_dataloader'),
+        (dict(optim_wrapper__optimizer__lrr=1), TypeError, 'lrr'),
+        (dict(optim_wrapper__optimizer__type='AdamWW'), KeyError, 'AdamWW is not in the'),
+        (dict(param_scheduler=[dict(type='PolyLRR')]), KeyError, 'PolyLRR is not in the'),
+        (dict(train_dataloader__sampler__type='Sampl'), KeyError, 'Sampl is not in the'),
+        (dict(train_dataloader__collate_fn=dict(type='coll')), KeyError, 'coll is not in the'),
+        (dict(visualizer__type='Vis'), KeyError, 'Vis is not in the'),
+        (dict(default_hooks__checkpoint__max_keep_ckpt=3), TypeError, r'max_keep_ckpt(.|\n)*ckpts'),
+        (dict(train_dataloader__persistent_workers=True), ValueError, 'num_workers of at least 1'),
+        (dict(train_dataloader__dataset=None), ValueError, 'train_dataloader.dataset is missing'),
+        (dict(val_cfg=None), ValueError, 'val_cfg is missing'),
+        (
+            dict(train_dataloader__dataset__pipeline=[dict(type='BEVRandomCrop', size=(9999, 9))]),
+            KeyError,
+            'img',
+        ),
+        (dict(val_evaluator=[dict(metrics=[dict(type='NoM')])]), KeyError, 'NoM is not in the'),
         (dict(load_from='gone.pth'), FileNotFoundError, 'checkpoint gone.pth does not exist'),
     ],
 )
@@ -54,6 +70,20 @@ def test_mistakes(tiny_cfg: Config, options: dict, error: type, says: str) -> No
     with pytest.raises(error, match=says):
         preflight(merged(tiny_cfg, **options))
     assert not Path(tiny_cfg.work_dir).exists()
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(val_evaluator=dict(_delete_=True, metrics=[dict(type='BEVIoUMetric')])),
+        dict(val_evaluator=[dict(type='BEVIoUMetric')]),
+        dict(val_dataloader=None, val_cfg=None, val_evaluator=None),
+        dict(load_from='open-mmlab://resnet50_v1c'),
+        dict(default_hooks__logger=None),
+    ],
+)
+def test_other_ways_to_write_it_pass(tiny_cfg: Config, options: dict) -> None:
+    preflight(merged(tiny_cfg, **options))
 
 
 def test_empty_stock_data_set(tiny_cfg: Config, tmp_path: Path) -> None:
@@ -110,6 +140,12 @@ def test_resume_auto_looks_at_the_newest(tiny_cfg: Config, tmp_path: Path) -> No
     (work / 'last_checkpoint').write_text(save(work / 'iter_1.pth', {'a': torch.zeros(1)}))
     with pytest.raises(ValueError, match=r'iter_1.pth is of another model(.|\n)*without --resume'):
         preflight(tiny_cfg)
+
+
+def test_tta_compares_the_model_inside(tiny_cfg: Config, tmp_path: Path) -> None:
+    tiny_cfg.load_from = save(tmp_path / 'good.pth', model_state(tiny_cfg))
+    tiny_cfg.model = dict(type='SegTTAModel', module=tiny_cfg.model)
+    preflight(tiny_cfg, test=True)
 
 
 def test_broken_checkpoint_is_named(tiny_cfg: Config, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from ..conftest import MINI
+
 
 def log_text(cfg: Config) -> str:
     (log,) = Path(cfg.work_dir).rglob('*.log')
@@ -18,9 +20,10 @@ def test_names_checkpoint_and_logs(tiny_cfg: Config) -> None:
     text = log_text(tiny_cfg)
     assert '4 iterations in' in text
     summary = text[text.index('Training has ended.') :]
-    checkpoint = f'{tiny_cfg.work_dir}/iter_4.pth'
+    work = tiny_cfg.work_dir
+    checkpoint = f'{work}/iter_4.pth'
     assert f'checkpoint  {checkpoint}' in summary
-    assert f'test it     python tools/test.py {tiny_cfg.filename} {checkpoint}' in summary
+    assert f'test it     python tools/test.py {work}/{MINI.name} {checkpoint}' in summary
     assert Path(checkpoint).is_file()
     assert 'skipped' not in text
 

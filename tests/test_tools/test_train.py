@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,12 @@ def run(script: str, *words: object, options: dict | None = None, code: int = 0,
     return text
 
 
+def scores(text: str) -> dict[str, float]:
+    """Means of the last evaluation."""
+    line = [line for line in text.splitlines() if re.search(r'\) \[.*mIoU:', line)][-1]
+    return {key: float(value) for key, value in re.findall(r'(mIoU\w*): (\S+)', line)}
+
+
 def tiny(root: str, work: Path, iters: int = 4) -> dict:
     """`tiny_options` for a command line."""
     options = tiny_options(root, work, iters)
@@ -48,8 +55,6 @@ def test_trains_resumes_and_tests(bev_root: str, tmp_path: Path) -> None:
     text = run('train.py', MINI, '--work-dir', work, options=tiny(bev_root, work))
     assert 'drivable_area' in text
     assert 'Training has ended.' in text
-    full = run('train.py', MINI, '--work-dir', tmp_path / 'full', options=tiny(bev_root, work, 6))
-    assert 'Iter(train) [6/6]' in full
 
     for flag in (['--resume'], ['--resume', work / 'iter_2.pth']):
         again = tmp_path / f'resumed{len(flag)}'
@@ -109,6 +114,7 @@ def test_interrupt_ends_without_a_traceback(bev_root: str, tmp_path: Path) -> No
     rest = process.stdout.read()
     assert process.wait() == 130
     assert 'train.py: interrupted' in rest
+    assert 'Traceback' not in rest
     assert 'iter_2.pth' in rest
     assert '--resume' in rest
 
@@ -133,8 +139,7 @@ def test_flags_are_a_superset_of_mmseg(name: str) -> None:
     theirs = Path(mmseg.__file__).parent / '.mim/tools' / name
     assert len(flags(theirs.read_text())) >= 6
     shown = run(name, '--help')
-    missing = {flag for flag in flags(theirs.read_text()) if flag not in shown}
-    assert missing == set()
+    assert flags(theirs.read_text()) <= set(re.findall(r'--[\w-]+', shown))
 
 
 def test_flags_are_frozen() -> None:
@@ -143,6 +148,12 @@ def test_flags_are_frozen() -> None:
     assert set(re.findall(r'--[\w-]+', run('train.py', '--help').partition('options:')[2])) == (
         common | {'--resume', '--amp', '--auto-scale-lr'}
     )
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(('127.0.0.1', 0))
+        return listener.getsockname()[1]
 
 
 def make_cityscapes(root: Path, size: tuple[int, int] = (128, 64)) -> Path:
@@ -191,12 +202,12 @@ def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool) -> None:
 
 
 def test_two_processes(bev_root: str, tmp_path: Path) -> None:
-    """dist_train.sh and dist_test.sh over gloo: ranks agree on the metric."""
+    """dist_train.sh and dist_test.sh over gloo: the metric is that of one process."""
     work = tmp_path / 'work'
     options = [f'{k}={v}' for k, v in tiny(bev_root, work).items()]
     environment = os.environ | {
         'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
-        'PORT': '29631',
+        'PORT': str(free_port()),
         'OMP_NUM_THREADS': '1',
     }
     for script, words in (
@@ -206,7 +217,11 @@ def test_two_processes(bev_root: str, tmp_path: Path) -> None:
         line = [ROOT / 'tools' / script, *words, '--work-dir', work, '--cfg-options', *options]
         done = subprocess.run(list(map(str, line)), capture_output=True, text=True, env=environment)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-        assert 'mIoU' in done.stdout + done.stderr
+        found = scores(done.stdout + done.stderr)
+    alone = run(
+        'test.py', MINI, work / 'iter_4.pth', '--work-dir', work, options=tiny(bev_root, work)
+    )
+    assert found == scores(alone)
 
 
 def test_print_config() -> None:

@@ -39,9 +39,17 @@ def main() -> int:
         return 2
 
     python = args.venv / ('Scripts/python.exe' if os.name == 'nt' else 'bin/python')
-    if not python.exists():
+    if not _has_pip(python):
         print(f'making {args.venv} with Python {sys.version.split()[0]}', flush=True)
-        venv.create(args.venv, with_pip=True)
+        try:
+            venv.create(args.venv, with_pip=True, clear=True)
+        except (subprocess.CalledProcessError, ImportError) as error:
+            print(
+                f'could not make {args.venv}: {error}\nThis Python has no ensurepip; on Debian '
+                'and Ubuntu: apt install python3-venv',
+                file=sys.stderr,
+            )
+            return 1
 
     def pip(*arguments: str, **environment: str) -> None:
         command = [str(python), '-m', 'pip', 'install', '--disable-pip-version-check']
@@ -65,6 +73,12 @@ def main() -> int:
         print(f'installation failed: {" ".join(map(str, error.cmd))}', file=sys.stderr)
         return 1
     return 0
+
+
+def _has_pip(python: Path) -> bool:
+    """Whether the environment is there and whole."""
+    command = [str(python), '-m', 'pip', '--version']
+    return python.exists() and not subprocess.run(command, capture_output=True).returncode
 
 
 def _headless(stack: str) -> str:

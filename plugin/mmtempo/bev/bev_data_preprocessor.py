@@ -18,13 +18,12 @@ from .labels import unpack_label
 class BEVDataPreprocessor(BaseDataPreprocessor):
     """Batched normalise and label unpacking on the device; nothing here waits for it.
 
-    A batch crosses in three copies: the uint8 images, the packed labels, and the
-    calibrations, whose inverse is taken on the host. The model gets::
+    A batch crosses in three copies: the uint8 images, the packed labels, and the inverse
+    calibrations, which are taken on the host. The model gets::
 
         inputs = dict(
             imgs=...,        # float (B, 3, H, W), normalised
-            cam2img=...,     # float (B, 3, 3) intrinsics of the image as it is now
-            img2cam=...,     # float (B, 3, 3) their inverse
+            img2cam=...,     # float (B, 3, 3), inverse intrinsics of the image as it is now
             occupancy=...,   # bool (B, classes, rows, columns), where there are labels
             valid=...)       # bool (B, rows, columns)
 
@@ -36,8 +35,8 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         num_classes: Bits of the label that are classes. Defaults to 14.
         legacy_size: Width and height for which the older code scaled every
             calibration; None follows the calibration of the sample. Defaults to None.
-        non_blocking: Whether copies from pinned memory overlap with the
-            device's work. Defaults to True.
+        non_blocking: Whether copies may overlap with the device's work; they do where the
+            loader delivers stacked, pinned tensors. Defaults to True.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
 
     def forward(self, data: dict, training: bool = False) -> dict:
         samples: list[BEVDataSample] = data['data_samples']
-        inputs = dict(imgs=self._normalise(data['inputs']), **self._calibrations(samples))
+        inputs = dict(imgs=self._normalise(data['inputs']), img2cam=self._img2cam(samples))
         if samples and 'gt_bev' in samples[0]:
             packed = self._to_device(torch.stack([sample.gt_bev for sample in samples]))
             inputs['occupancy'], inputs['valid'] = unpack_label(packed, self.num_classes)
@@ -81,12 +80,10 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
             batch = batch.flip(1)
         return torch.sub(batch, self.mean).div_(self.std)
 
-    def _calibrations(self, samples: Sequence[BEVDataSample]) -> dict[str, torch.Tensor]:
+    def _img2cam(self, samples: Sequence[BEVDataSample]) -> torch.Tensor:
         calibrations = [sample.calibration for sample in samples]
         if self.legacy_size is None:
             cam2img = np.stack([c.intrinsics for c in calibrations])
         else:
             cam2img = np.stack([c.legacy_intrinsics(self.legacy_size) for c in calibrations])
-        both = np.stack([cam2img, np.linalg.inv(cam2img)]).astype(np.float32)
-        on_device = self._to_device(torch.from_numpy(both))
-        return dict(cam2img=on_device[0], img2cam=on_device[1])
+        return self._to_device(torch.from_numpy(np.linalg.inv(cam2img).astype(np.float32)))

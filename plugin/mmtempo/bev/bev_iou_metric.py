@@ -40,6 +40,7 @@ class BEVIoUMetric(BaseMetric):
         classes: Names of the classes, in bit order. Defaults to nuScenes' 14 classes.
         collect_device: As for mmengine's `BaseMetric`. Defaults to 'cpu'.
         prefix: Put before every key. Defaults to None.
+        collect_dir: As for mmengine's `BaseMetric`. Defaults to None.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class BEVIoUMetric(BaseMetric):
         classes: Sequence[str] = CLASSES,
         collect_device: str = 'cpu',
         prefix: str | None = None,
+        collect_dir: str | None = None,
     ) -> None:
-        super().__init__(collect_device=collect_device, prefix=prefix)
+        super().__init__(collect_device, prefix, collect_dir)
         if not 0 < threshold < 1:
             raise ValueError(f'BEVIoUMetric.threshold must lie in (0, 1), found {threshold}')
         self.results: list[torch.Tensor] = []
@@ -72,9 +74,9 @@ class BEVIoUMetric(BaseMetric):
             self.results.append(torch.stack(counts))
 
     def evaluate(self, size: int) -> dict:
-        # One copy for the whole set, before ranks exchange their counts.
+        # One copy for the whole set. Cloned: ranks exchange pickles, and a view pickles it all.
         if self.results:
-            self.results = list(torch.stack(self.results).cpu())
+            self.results = [counts.clone() for counts in torch.stack(self.results).cpu()]
         return super().evaluate(size)
 
     def compute_metrics(self, results: list) -> dict[str, float]:

@@ -13,10 +13,6 @@ from torch import nn
 from .labels import PRIORS
 
 
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
-    return nn.GroupNorm(groups, channels)
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 with a shortcut; GroupNorm, since BEV batches are small."""
 
@@ -25,13 +21,13 @@ class Bottleneck(nn.Module):
         middle = max(channels // 2 // groups, 1) * groups
         self.body = nn.Sequential(
             nn.Conv2d(channels, middle, 1, bias=False),
-            _norm(middle, groups),
+            nn.GroupNorm(groups, middle),
             nn.ReLU(inplace=True),
             nn.Conv2d(middle, middle, 3, padding=1, bias=False),
-            _norm(middle, groups),
+            nn.GroupNorm(groups, middle),
             nn.ReLU(inplace=True),
             nn.Conv2d(middle, channels, 1, bias=False),
-            _norm(channels, groups),
+            nn.GroupNorm(groups, channels),
         )
         # A block starts as the identity, so that nothing dies before it has learnt anything.
         nn.init.zeros_(self.body[-1].weight)  # type: ignore[arg-type]
@@ -77,7 +73,7 @@ class BEVPyramidHead(BaseModule):
             )
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, channels, 3, padding=1, bias=False),
-            _norm(channels, groups),
+            nn.GroupNorm(groups, channels),
             nn.ReLU(inplace=True),
         )
         levels: list[nn.Module] = [self._level(channels, groups, num_blocks[0])]
@@ -101,7 +97,7 @@ class BEVPyramidHead(BaseModule):
     def _upsample(channels: int, finer: int, groups: int) -> nn.Sequential:
         return nn.Sequential(
             nn.ConvTranspose2d(channels, finer, 2, stride=2, bias=False),
-            _norm(finer, groups),
+            nn.GroupNorm(groups, finer),
             nn.ReLU(inplace=True),
         )
 

@@ -13,7 +13,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from .bev_data_sample import BEVDataSample
+from .image_files import decode, read_file, write_image
 from .labels import PALETTE
+from .transforms.load_camera_image import FLAGS as CAMERA_FLAGS
 
 
 def paint_bev(occupancy: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
@@ -75,9 +77,10 @@ class BEVVisualizationHook(Hook):
         self.out_dir = self.out_dir or osp.join(runner.log_dir, 'vis_bev')
         os.makedirs(self.out_dir, exist_ok=True)
         for sample in outputs or ():
+            if 'skipped' in sample:
+                continue
             path = osp.join(self.out_dir, f'{sample.token}.png')
-            if not cv2.imwrite(path, self._picture(sample)):
-                raise OSError(f'could not write {path}; is the disk full?')
+            write_image(path, self._picture(sample))
             self._written += 1
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
@@ -85,9 +88,8 @@ class BEVVisualizationHook(Hook):
             runner.logger.info(f'{self._written} pictures in {osp.abspath(str(self.out_dir))}')
 
     def _picture(self, sample: BEVDataSample) -> np.ndarray:
-        camera = cv2.imread(sample.img_path)
-        if camera is None:
-            raise OSError(f'{sample.img_path} can no longer be read')
+        path = sample.img_path
+        camera = decode(read_file(path, 'image'), CAMERA_FLAGS, path, 'image')
         predicted = (sample.pred_logits.sigmoid() > self.threshold).cpu().numpy()
         if 'gt_occupancy' in sample:
             valid = sample.gt_valid.cpu().numpy()

@@ -30,7 +30,7 @@ def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
     return array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """Intrinsics of an image as it is now, and as the camera delivered it.
 
@@ -38,20 +38,18 @@ class Calibration:
         intrinsics: 3x3, maps camera coordinates to pixels of the current image.
         size: Width and height of the current image.
         native_intrinsics: 3x3 at native resolution; never changes.
-        native_size: Width and height at native resolution; never changes.
         mirrored: Whether the scene has been mirrored left to right.
     """
 
     intrinsics: np.ndarray
     size: tuple[int, int]
     native_intrinsics: np.ndarray
-    native_size: tuple[int, int]
     mirrored: bool = False
 
     @classmethod
     def native(cls, intrinsics: np.ndarray, size: tuple[int, int]) -> Calibration:
         """Calibration of an image that nothing has been done to yet."""
-        return cls(intrinsics, size, intrinsics, size)
+        return cls(intrinsics, size, intrinsics)
 
     def _moved(self, pixel_map: np.ndarray, size: tuple[int, int]) -> Calibration:
         return replace(self, intrinsics=pixel_map @ self.intrinsics, size=size)

@@ -16,9 +16,10 @@ from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
+from .bev_data_sample import BEVDataSample
 from .calibration import check_intrinsics
 from .errors import BadSampleError
-from .labels import CLASSES, PALETTE
+from .labels import CLASSES, IGNORE_BIT, PALETTE
 
 IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg')
 GENERATE = 'python tools/dataset_converters/make_synthetic_bev.py'
@@ -102,8 +103,20 @@ class NuScenesBEVDataset(BaseDataset):
         if self._fully_initialized:
             return
         super().full_init()
-        # One flag a sample, in shared memory: workers write, the trainer reads.
+        self._share_flags()
+
+    def _share_flags(self) -> None:
+        """One flag a sample, in shared memory: workers write, the trainer reads."""
         self._bad = torch.zeros(len(self), dtype=torch.bool).share_memory_()
+
+    def get_subset_(self, indices: Any) -> None:
+        super().get_subset_(indices)
+        self._share_flags()
+
+    def get_subset(self, indices: Any) -> Any:
+        subset = super().get_subset(indices)
+        subset._share_flags()
+        return subset
 
     def load_data_list(self) -> list[dict]:
         """Match images, labels and calibrations; raise one error with all that is wrong."""
@@ -216,13 +229,19 @@ class NuScenesBEVDataset(BaseDataset):
                 self._report_bad(candidate, error)
                 continue
             if self.test_mode and step > 0:
-                # Its label counts nothing, so every image is still counted at most once.
-                sample['data_samples'].gt_bev.fill_(1 << 14)
+                self._blank(sample['data_samples'], idx)
             return sample
         raise BadSampleError(
             f'all {len(self)} samples of {self.data_prefix["img_path"]} are bad; '
             "look at them with on_bad_sample='raise'"
         )
+
+    def _blank(self, sample: BEVDataSample, index: int) -> None:
+        """Make a stand-in count nothing, so that every image still counts at most once."""
+        info = self.get_data_info(index)
+        sample.set_metainfo(dict(token=info['token'], img_path=info['img_path'], skipped=True))
+        if 'gt_bev' in sample:
+            sample.gt_bev.fill_(1 << IGNORE_BIT)
 
     def _report_bad(self, index: int, error: BadSampleError) -> None:
         if not self._bad[index]:

@@ -6,17 +6,34 @@ import copy
 import inspect
 import os.path as osp
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from zipfile import is_zipfile
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, HOOKS, LOOPS, METRICS, MODELS, DefaultScope, Registry
-from mmengine.runner import find_latest_checkpoint
-from torch.torch_version import TorchVersion
+from mmengine.hooks import CheckpointHook
+from mmengine.model import BaseTTAModel
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    EVALUATOR,
+    FUNCTIONS,
+    HOOKS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PARAM_SCHEDULERS,
+    VISUALIZERS,
+    DefaultScope,
+    Registry,
+)
+from mmengine.runner import Runner, find_latest_checkpoint
 from torch.utils.data import DataLoader
 
+from ..serialization import load_from_local
 from ..stack import OPS_COMMAND, has_compiled_ops, installed_versions
 
 # Classes that mmcv registers only together with its compiled operators.
@@ -25,15 +42,17 @@ OPS_TYPES = re.compile(
     r'MultiScaleDeformableAttention|MaskedConv2d|CrissCrossAttention|PSAMask)\b'
 )
 OPS_WORDS = re.compile(r'mmcv[._]ops|mmcv\._ext|for \w+ ops')
-DATALOADER_EXTRAS = {'dataset', 'sampler', 'batch_sampler', 'collate_fn', 'num_batch_per_epoch'}
+DATALOADER_EXTRAS = {'num_batch_per_epoch'}
+# Arguments that the Runner fills in, whatever the config says.
+PROVIDED = {'runner', 'dataloader', 'evaluator', 'self', 'filename'}
 
 
 def preflight(cfg: Config, test: bool = False) -> None:
     """Build what can be built without side effects; raise on the first thing that cannot.
 
-    Builds every data set that the run uses, and the model; resolves the types and
-    checks the keys of loops, hooks and dataloaders; compares a checkpoint with the
-    model. mmengine's own messages come through unchanged.
+    Builds every data set that the run uses and fetches one sample of each; builds the
+    model and the optimizer; resolves the types and checks the keys of everything else;
+    compares a checkpoint with the model. mmengine's own messages come through unchanged.
 
     Args:
         cfg: The config, complete.
@@ -41,43 +60,75 @@ def preflight(cfg: Config, test: bool = False) -> None:
     """
     # Stock classes write into the dictionaries they are built from.
     cfg = copy.deepcopy(cfg)
-    splits = ['test'] if test else ['train', 'val']
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
-        for split in splits:
-            _check_split(cfg, split)
-        for where, hook in _hooks(cfg):
-            _check_type(HOOKS, hook, where)
+        for split in ['test'] if test else ['train', 'val']:
+            _check_split(cfg, split, optional=split == 'val')
+        for where, registry, part in _parts(cfg):
+            _check_type(registry, part, where)
         model = _build_model(cfg.model)
+        # A strategy builds its optimizer in a way of its own.
+        if not test and 'strategy' not in cfg:
+            build_optim_wrapper(model, cfg.optim_wrapper)
     _check_checkpoint(cfg, model, test)
 
 
-def _check_split(cfg: Config, split: str) -> None:
-    loader = cfg.get(f'{split}_dataloader')
-    if loader is None:
-        if split != 'val':
-            raise ValueError(f'{split}_dataloader is missing from the config')
+def _check_split(cfg: Config, split: str, optional: bool) -> None:
+    loader, loop = cfg.get(f'{split}_dataloader'), cfg.get(f'{split}_cfg')
+    if loader is None and loop is None and optional:
         return
-    key = f'{split}_dataloader'
-    known = set(inspect.signature(DataLoader.__init__).parameters) | DATALOADER_EXTRAS
+    for key, value in ((f'{split}_dataloader', loader), (f'{split}_cfg', loop)):
+        if value is None:
+            raise ValueError(f'{key} is missing from the config')
+    if 'type' in loop:
+        _check_type(LOOPS, loop, f'{split}_cfg')
+    evaluators = cfg.get(f'{split}_evaluator') or []
+    for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
+        _check_evaluator(evaluator, f'{split}_evaluator')
+    _check_dataloader(loader, f'{split}_dataloader')
+
+
+def _check_evaluator(evaluator: Mapping, where: str) -> None:
+    if 'metrics' not in evaluator:
+        _check_type(METRICS, evaluator, where)
+        return
+    if 'type' in evaluator:
+        _check_type(EVALUATOR, evaluator, where)
+    metrics = evaluator['metrics']
+    for metric in [metrics] if isinstance(metrics, dict) else metrics:
+        _check_type(METRICS, metric, f'{where}.metrics')
+
+
+def _check_dataloader(loader: Mapping, key: str) -> None:
+    known = set(inspect.signature(DataLoader).parameters) | DATALOADER_EXTRAS
     unknown = sorted(set(loader) - known)
     if unknown:
         raise TypeError(
-            f'{key}: unexpected key {unknown[0]!r}; it takes {", ".join(sorted(known - {"self"}))}'
+            f'{key}: unexpected key {unknown[0]!r}; it takes {", ".join(sorted(known))}'
         )
-    loop = cfg.get(f'{split}_cfg')
-    if loop and 'type' in loop:
-        _check_type(LOOPS, loop, f'{split}_cfg', provided={'runner', 'dataloader', 'evaluator'})
-    evaluators = cfg.get(f'{split}_evaluator') or []
-    for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
-        _check_type(METRICS, evaluator, f'{split}_evaluator')
-    where = f'{key}.dataset ({loader["dataset"].get("type")})'
+    if loader.get('persistent_workers') and not loader.get('num_workers'):
+        raise ValueError(
+            f'{key}: persistent_workers=True needs num_workers of at least 1; '
+            f'set {key}.persistent_workers=False as well'
+        )
+    for part, registry in (('sampler', DATA_SAMPLERS), ('batch_sampler', DATA_SAMPLERS)):
+        if isinstance(loader.get(part), dict):
+            _check_type(registry, loader[part], f'{key}.{part}')
+    if isinstance(loader.get('collate_fn'), dict):
+        _check_type(FUNCTIONS, loader['collate_fn'], f'{key}.collate_fn')
+    if loader.get('dataset') is None:
+        raise ValueError(f'{key}.dataset is missing from the config')
+    _check_dataset(loader['dataset'], f'{key}.dataset')
+
+
+def _check_dataset(cfg: Mapping, key: str) -> None:
+    where = f'{key} ({cfg.get("type")})'
     try:
-        dataset = DATASETS.build(loader['dataset'])
+        dataset = DATASETS.build(cfg)
         empty = len(dataset) == 0
     except FileNotFoundError as error:
         # Stock data sets name the file only; the user needs the key.
         raise FileNotFoundError(
-            f'{error}\n  in {where}; set its folder with --cfg-options {key}.dataset.data_root=...'
+            f'{error}\n  in {where}; set its folder with --cfg-options {key}.data_root=...'
         ) from error
     except ValueError as error:
         # How mmengine's BaseDataset answers an empty list when it packs it.
@@ -86,24 +137,32 @@ def _check_split(cfg: Config, split: str) -> None:
         empty = True
     if empty:
         raise ValueError(
-            f'{where} is empty; check its data_root '
-            f'({loader["dataset"].get("data_root")!r}) and data_prefix'
+            f'{where} is empty; check its data_root ({cfg.get("data_root")!r}) and data_prefix'
         )
+    dataset[0]  # the whole pipeline, once
 
 
-def _hooks(cfg: Config) -> list[tuple[str, Mapping]]:
-    named = [(f'default_hooks.{k}', v) for k, v in (cfg.get('default_hooks') or {}).items()]
-    custom = [(f'custom_hooks[{i}]', v) for i, v in enumerate(cfg.get('custom_hooks') or [])]
-    return [(where, hook) for where, hook in named + custom if isinstance(hook, dict)]
+def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
+    """What is built from a type, but only later: hooks, optimizer, schedulers, visualizer."""
+    for key, hook in (cfg.get('default_hooks') or {}).items():
+        yield f'default_hooks.{key}', HOOKS, hook
+    for i, hook in enumerate(cfg.get('custom_hooks') or []):
+        yield f'custom_hooks[{i}]', HOOKS, hook
+    optimizer = (cfg.get('optim_wrapper') or {}).get('optimizer')
+    if optimizer:
+        yield 'optim_wrapper.optimizer', OPTIMIZERS, optimizer
+    schedulers = cfg.get('param_scheduler') or []
+    for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
+        if 'type' in scheduler:
+            yield 'param_scheduler', PARAM_SCHEDULERS, scheduler
+    if 'type' in (cfg.get('visualizer') or {}):
+        yield 'visualizer', VISUALIZERS, cfg.visualizer
 
 
-def _check_type(
-    registry: Registry,
-    cfg: Mapping,
-    where: str,
-    provided: set[str] = frozenset(),  # type: ignore
-) -> None:
+def _check_type(registry: Registry, cfg: Any, where: str) -> None:
     """The type exists, and takes the keys that are given."""
+    if not isinstance(cfg, dict):
+        return  # None switches a default off; an object is built already
     kind = cfg.get('type')
     # `get` alone does not look into the default scope.
     with registry.switch_scope_and_registry(cfg.get('_scope_')) as scoped:
@@ -111,12 +170,16 @@ def _check_type(
     if cls is None:
         registry.build(dict(cfg))  # raises mmengine's own message
         return
-    parameters = inspect.signature(cls).parameters
+    parameters = dict(inspect.signature(cls).parameters)
+    if inspect.isclass(cls) and issubclass(cls, CheckpointHook):
+        # What it does not know itself it hands on, and finds out at the first save.
+        parameters.pop('kwargs', None)
+        parameters |= inspect.signature(Runner.save_checkpoint).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     unknown = sorted(set(cfg) - {'type', '_scope_', 'priority'} - set(parameters))
     if unknown:
-        takes = ', '.join(sorted(set(parameters) - provided))
+        takes = ', '.join(sorted(set(parameters) - PROVIDED))
         raise TypeError(f'{where}: {cls.__name__} takes no {unknown[0]!r}; it takes {takes}')
 
 
@@ -141,10 +204,10 @@ def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
         if not osp.isfile(osp.join(cfg.work_dir, 'last_checkpoint')):
             return
         path = find_latest_checkpoint(cfg.work_dir)
-    if path is None or re.match(r'\w+://', str(path)):
+    if path is None or re.match(r'[\w+.-]+://', str(path)):
         return
-    if not osp.isfile(path):
-        raise FileNotFoundError(f'checkpoint {path} does not exist')
+    if isinstance(model, BaseTTAModel):
+        model = model.module
     saved = _state_dict(path)
     wanted = model.state_dict()
     fits = [k for k, v in wanted.items() if k in saved and saved[k].shape == v.shape]
@@ -162,16 +225,7 @@ def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
 
 def _state_dict(path: str) -> Mapping[str, Any]:
     """Tensors of a checkpoint, read lazily and without running anything in it."""
-    # From torch 2.6 on safe is the default, and torch's own switch for trusted files works.
-    safe = {} if torch.__version__ >= TorchVersion('2.6') else dict(weights_only=True)
-    try:
-        checkpoint = torch.load(path, map_location='cpu', mmap=is_zipfile(path), **safe)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f'checkpoint {path} cannot be read safely: {reason}\nA file that you trust is read '
-            'with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in the environment; it may run code'
-        ) from error
+    checkpoint = load_from_local(path, 'cpu', mmap=is_zipfile(osp.expanduser(path)))
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, Mapping):
         raise ValueError(f'checkpoint {path} has no state_dict')

@@ -45,25 +45,36 @@ class RunSummaryHook(Hook):
             lines.append(f'checkpoint  {checkpoint}')
         config = runner.cfg.filename
         if config:
-            lines.append(f'config      {osp.join(runner.work_dir, osp.basename(config))}')
+            # The dumped copy holds everything that --cfg-options changed.
+            config = osp.join(runner.work_dir, osp.basename(config))
+            lines.append(f'config      {config}')
         lines.append(f'logs        {runner.log_dir}')
         if config and checkpoint:
             lines.append(f'test it     python tools/test.py {config} {checkpoint}')
         runner.logger.info('\n  '.join(['Training has ended.', *lines]))
         for split, loop in (('train', runner.train_loop), ('val', runner.val_loop)):
-            self._report_skipped(runner, split, getattr(loop, 'dataloader', None))
+            self._report_skipped(runner, split, loop)
 
-    def _report_skipped(self, runner: Any, split: str, dataloader: Any) -> None:
-        find = getattr(getattr(dataloader, 'dataset', None), 'bad_samples', None)
-        if find is None:
-            return
-        names = sorted(set().union(*all_gather_object(find())))
+    def after_test(self, runner: Any) -> None:
+        self._report_skipped(runner, 'test', runner.test_loop)
+
+    def _report_skipped(self, runner: Any, split: str, loop: Any) -> None:
+        dataset = getattr(getattr(loop, 'dataloader', None), 'dataset', None)
+        names = sorted(set().union(*all_gather_object(_bad_samples(dataset))))
         if names:
             more = f'\n  ... and {len(names) - self.show} more' if len(names) > self.show else ''
             listing = ''.join(f'\n  {name}' for name in names[: self.show])
             runner.logger.warning(
                 f'{len(names)} bad samples of {split} were skipped:{listing}{more}'
             )
+
+
+def _bad_samples(dataset: Any) -> list[str]:
+    """What a data set skipped, also below wrappers such as RepeatDataset and ConcatDataset."""
+    if hasattr(dataset, 'bad_samples'):
+        return dataset.bad_samples()
+    inner = [*getattr(dataset, 'datasets', []), getattr(dataset, 'dataset', None)]
+    return [name for part in inner if part is not None for name in _bad_samples(part)]
 
 
 def _has_checkpoint(runner: Any) -> bool:

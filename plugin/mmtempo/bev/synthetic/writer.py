@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from ..image_files import write_image
 from .render import Camera, make_label, render_image
 from .scene import make_scene
 
@@ -60,8 +61,7 @@ def make_sample(job: Job) -> tuple[str, list[list[float]]]:
         ('ann_bev_dir', f'{job.token}.png', make_label(scene, camera)),
     ):
         path = os.path.join(job.root, folder, job.split, name)
-        if not cv2.imwrite(path, image):
-            raise OSError(f'could not write {path}; is the disk full?')
+        write_image(path, image)
     return job.token, intrinsics.tolist()
 
 
