@@ -74,6 +74,12 @@ def test_new_keys_that_mean_something_pass(option: str) -> None:
     load(str(MINI), '--cfg-options', option)
 
 
+def test_option_without_a_value(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        parse(str(MINI), '--cfg-options', 'train_cfg.max_iters')
+    assert '--cfg-options train_cfg.max_iters: expected KEY=VALUE' in capsys.readouterr().err
+
+
 def test_amp_without_gpu() -> None:
     cfg = load(str(MINI))
     launch.enable_amp(cfg)

@@ -46,6 +46,18 @@ class LaunchError(ValueError):
     """What the user asked for cannot be started; the message says what to do."""
 
 
+class _OptionAction(DictAction):
+    """mmengine's KEY=VALUE parser, with a message where there is no `=`."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        wrong = [value for value in values if '=' not in value]
+        if wrong:
+            parser.error(f'{option_string} {wrong[0]}: expected KEY=VALUE')
+        super().__call__(parser, namespace, values, option_string)
+
+
 def _say(message: str) -> None:
     """There is no run yet whose log it could go to."""
     print(message, file=sys.stderr)
@@ -58,7 +70,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=_OptionAction,
         metavar='KEY=VALUE',
         help='override settings of the config, for example train_dataloader.batch_size=2; '
         'lists as key="[a,b]" or key=a,b, nested ones as key="[(a,b),(c,d)]"',

@@ -105,6 +105,8 @@ def test_interrupt_ends_without_a_traceback(bev_root: str, tmp_path: Path) -> No
         command('train.py', MINI, '--work-dir', tmp_path / 'work', options=options),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env=os.environ | {'PYTHONUNBUFFERED': '1'},
+        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     for line in process.stdout:
