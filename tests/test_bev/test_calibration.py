@@ -108,6 +108,7 @@ def test_legacy_ignores_size_crop_and_flip() -> None:
     [
         ([[1, 0], [0, 1]], r'must be 3x3, found shape \(2, 2\)'),
         ([[1, 0, 0], [0, 0, 0], [0, 0, 1]], 'not invertible'),
+        ([[1, 0, 0], [0, 1e-14, 0], [0, 0, 1]], 'not invertible'),
         ([[float('nan'), 0, 0], [0, 1, 0], [0, 0, 1]], 'NaN or infinity'),
         ('focal 3', 'matrix of numbers'),
         ([[1, 2, 3], [4]], 'matrix of numbers'),

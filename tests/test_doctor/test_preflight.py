@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmtempo.doctor.preflight import preflight
+from mmtempo.launch import resolve_config_path
 
 
 def merged(cfg: Config, **options: object) -> Config:
@@ -21,6 +22,15 @@ def test_good_config_passes_and_writes_nothing(tiny_cfg: Config) -> None:
     preflight(tiny_cfg)
     preflight(tiny_cfg, test=True)
     assert not Path(tiny_cfg.work_dir).exists()
+
+
+def test_the_config_is_left_as_it_was(tiny_cfg: Config) -> None:
+    """Stock classes move `pretrained` about in the dictionaries they are built from."""
+    stock = resolve_config_path('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024')
+    tiny_cfg.model = Config.fromfile(stock).model
+    before = tiny_cfg.pretty_text
+    preflight(tiny_cfg)
+    assert tiny_cfg.pretty_text == before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from mmengine.config import Config
 from mmengine.runner import Runner
 
@@ -43,6 +44,23 @@ def test_lists_skipped_samples(tiny_cfg: Config, own_bev_root: Path) -> None:
     assert 'train_000001.jpg' in text
     assert '... and 1 more' in text
     assert 'bad samples of val' not in text
+
+
+@pytest.mark.parametrize('wrapper', ['RepeatDataset', 'ConcatDataset'])
+def test_looks_below_wrappers_also_after_testing(
+    tiny_cfg: Config, own_bev_root: Path, wrapper: str
+) -> None:
+    path = own_bev_root / 'img_dir/val/val_000002.jpg'
+    path.write_bytes(b'')
+    dataset = dict(tiny_cfg.test_dataloader.dataset)
+    dataset.update(data_root=str(own_bev_root), on_bad_sample='skip')
+    inner = (
+        dict(dataset=dataset, times=1) if wrapper == 'RepeatDataset' else dict(datasets=[dataset])
+    )
+    tiny_cfg.test_dataloader.dataset = dict(type=wrapper, **inner)
+    Runner.from_cfg(tiny_cfg).test()
+    assert '1 bad samples of test were skipped' in log_text(tiny_cfg)
+    assert 'val_000002.jpg' in log_text(tiny_cfg)
 
 
 def test_works_without_checkpoints(tiny_cfg: Config) -> None:

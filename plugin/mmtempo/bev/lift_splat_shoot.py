@@ -107,13 +107,12 @@ class LiftSplatShoot(BaseModule):
     ) -> torch.Tensor:
         """x and y of each feature pixel's ray at depth 1: (B, 2, h, w), float32."""
         v, u = self.pixel_centres(feature_size, image_size)
-        with torch.autocast(img2cam.device.type, enabled=False):
-            ray = (
-                img2cam[:, :, 0, None, None] * u
-                + img2cam[:, :, 1, None, None] * v[:, None]
-                + img2cam[:, :, 2, None, None]
-            )
-            return ray[:, :2] / ray[:, 2:]
+        ray = (
+            img2cam[:, :, 0, None, None] * u
+            + img2cam[:, :, 1, None, None] * v[:, None]
+            + img2cam[:, :, 2, None, None]
+        )
+        return ray[:, :2] / ray[:, 2:]
 
     def ground_hint(
         self, ray: torch.Tensor, img2cam: torch.Tensor, camera_height: float
@@ -126,13 +125,12 @@ class LiftSplatShoot(BaseModule):
 
     def find_cells(self, ray: torch.Tensor) -> torch.Tensor:
         """Cell (B, D, h, w) of every point, int64; the number of cells means outside."""
-        with torch.autocast(ray.device.type, enabled=False):
-            # A point at depth d lies at d times its ray.
-            depth = self.depths.view(-1, 1, 1)
-            column, in_x = self._cell(ray[:, :1] * depth, *self.grid.x)
-            row, in_z = self._cell(depth.expand_as(column), *self.grid.z)
-            low, high = self.grid.y
-            _, in_y = self._cell(ray[:, 1:] * depth, low, high, high - low)
+        # A point at depth d lies at d times its ray.
+        depth = self.depths.view(-1, 1, 1)
+        column, in_x = self._cell(ray[:, :1] * depth, *self.grid.x)
+        row, in_z = self._cell(depth.expand_as(column), *self.grid.z)
+        low, high = self.grid.y
+        _, in_y = self._cell(ray[:, 1:] * depth, low, high, high - low)
         outside = self.grid.rows * self.grid.columns
         return torch.where(in_x & in_y & in_z, row * self.grid.columns + column, outside)
 

@@ -21,10 +21,9 @@ def splat_scatter(
         sums over thousands of points overflow half precision.
     """
     batch, channels = context.shape[:2]
-    with torch.autocast(context.device.type, enabled=False):
-        volume = depth.float().unsqueeze(-1) * context.float().permute(0, 2, 3, 1).unsqueeze(1)
-        # Each sample gets cells of its own, and one more for what falls outside.
-        first = torch.arange(batch, device=cells.device).view(-1, 1, 1, 1) * (num_cells + 1)
-        grid = volume.new_zeros(batch * (num_cells + 1), channels)
-        grid = grid.index_add(0, (cells + first).flatten(), volume.reshape(-1, channels))
+    volume = depth.float().unsqueeze(-1) * context.float().permute(0, 2, 3, 1).unsqueeze(1)
+    # Each sample gets cells of its own, and one more for what falls outside.
+    first = torch.arange(batch, device=cells.device).view(-1, 1, 1, 1) * (num_cells + 1)
+    grid = volume.new_zeros(batch * (num_cells + 1), channels)
+    grid = grid.index_add(0, (cells + first).flatten(), volume.reshape(-1, channels))
     return grid.view(batch, num_cells + 1, channels)[:, :num_cells].transpose(1, 2)
