@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
@@ -55,6 +56,23 @@ def test_baseline_is_that_of_the_field_notes() -> None:
     assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3
     assert cfg.default_hooks.logger.interval == 50
     assert cfg.param_scheduler[0].end == cfg.param_scheduler[1].begin == 1500
+
+
+def test_full_model_has_the_reference_shapes() -> None:
+    cfg = Config.fromfile(
+        str(ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py')
+    )
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = MODELS.build(cfg.model).eval()
+    images = torch.zeros(1, 3, 600, 800)
+    img2cam = torch.tensor([[633.0, 0, 408], [0, 844, 327], [0, 0, 1]]).inverse()[None]
+    with torch.no_grad():
+        (features,) = model.backbone(images)
+        bev = model.view_transform(features, img2cam, (600, 800))
+        logits = model.decode_head(bev)
+    assert features.shape == (1, 768, 19, 25)
+    assert bev.shape == (1, 64, 98, 100)
+    assert logits.shape == (1, 14, 196, 200)
 
 
 def test_every_model_family_has_readme_and_metafile() -> None:

@@ -56,6 +56,8 @@ def test_legacy_reaches_every_part(tiny_cfg: Config) -> None:
     assert [view.unit_bins, view.truncate_cells, view.linspace_pixels] == [True] * 3
     assert model.decode_head.loss_module.legacy
     assert model.data_preprocessor.legacy_size == (800, 600)
+    losses = model(**model.data_preprocessor(batch(tiny_cfg), True), mode='loss')
+    assert all(torch.isfinite(loss) for loss in losses.values())
     model = build(tiny_cfg)
     assert not model.view_transform.unit_bins
     assert not model.decode_head.loss_module.legacy
