@@ -335,7 +335,8 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
             file=sys.stderr,
         )
         return 1
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        # Nobody leaves before everybody is done: gloo aborts a process that still talks.
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
     return 0
