@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from mmengine.registry import RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from .bev.errors import BadSampleError
@@ -147,8 +149,6 @@ def _check_options(cfg: Config, options: dict[str, Any]) -> None:
 
 def has_accelerator() -> bool:
     """Whether there is a device other than the CPU that mmengine would train on."""
-    from mmengine.device import get_device
-
     return get_device() != 'cpu'
 
 
@@ -287,8 +287,6 @@ def build_runner(cfg: Config) -> Runner:
         _join_over_gloo(cfg)
     if 'runner_type' not in cfg:
         return Runner.from_cfg(cfg)
-    from mmengine.registry import RUNNERS
-
     return RUNNERS.build(cfg)
 
 

@@ -50,13 +50,20 @@ def safe_globals() -> list[Any]:
     return allowed
 
 
-def safe_load(path: str, **kwargs: Any) -> Any:
-    """`torch.load` that runs nothing of the file's (before torch 2.6: as torch itself does)."""
+def _allow() -> None:
+    """Extend torch's allow-list; before torch 2.6 nothing is refused."""
     if torch.__version__ >= TorchVersion('2.6'):
-        # Each time: onedl's own loader takes them off the list again.
         torch.serialization.add_safe_globals(safe_globals())
+
+
+def load_from_local(filename: str, map_location: Any, **kwargs: Any) -> Any:
+    """mmengine's loader for local files, in safe mode; it shows the name after `load_from_`."""
+    path = osp.expanduser(filename)
+    if not osp.isfile(path):
+        raise FileNotFoundError(f'checkpoint {path} does not exist')
+    _allow()  # each time: onedl's own loader takes them off the list again
     try:
-        return torch.load(path, **kwargs)
+        return torch.load(path, map_location=map_location, **kwargs)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
@@ -65,16 +72,7 @@ def safe_load(path: str, **kwargs: Any) -> Any:
         ) from error
 
 
-def load_from_local(filename: str, map_location: Any, **kwargs: Any) -> Any:
-    """mmengine's loader for local files, in safe mode; it shows the name after `load_from_`."""
-    path = osp.expanduser(filename)
-    if not osp.isfile(path):
-        raise FileNotFoundError(f'checkpoint {path} does not exist')
-    return safe_load(path, map_location=map_location, **kwargs)
-
-
 def register_safe_loading() -> None:
     """Let every checkpoint that is named by a path go through `load_from_local`."""
     CheckpointLoader.register_scheme('', load_from_local, force=True)
-    if torch.__version__ >= TorchVersion('2.6'):
-        torch.serialization.add_safe_globals(safe_globals())
+    _allow()

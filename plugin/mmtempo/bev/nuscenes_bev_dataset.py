@@ -221,9 +221,9 @@ class NuScenesBEVDataset(BaseDataset):
             return super().prepare_data(idx)
         for step in range(len(self)):
             candidate = (idx + step) % len(self)
+            if self._bad[candidate]:
+                continue
             try:
-                if self._bad[candidate]:
-                    raise BadSampleError('already known to be bad')
                 sample = super().prepare_data(candidate)
             except BadSampleError as error:
                 self._report_bad(candidate, error)
@@ -244,9 +244,8 @@ class NuScenesBEVDataset(BaseDataset):
             sample.gt_bev.fill_(1 << IGNORE_BIT)
 
     def _report_bad(self, index: int, error: BadSampleError) -> None:
-        if not self._bad[index]:
-            self._bad[index] = True
-            print_log(f'skipped: {error}', logger='current', level=logging.WARNING)
+        self._bad[index] = True
+        print_log(f'skipped: {error}', logger='current', level=logging.WARNING)
 
     def bad_samples(self) -> list[str]:
         """Paths of the images that were skipped so far, by any worker."""

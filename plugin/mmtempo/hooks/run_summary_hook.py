@@ -31,6 +31,7 @@ class RunSummaryHook(Hook):
     def __init__(self, show: int = 5) -> None:
         self.show = show
         self._started = 0.0
+        self._first_iter = 0
 
     def before_train(self, runner: Any) -> None:
         self._started = time.perf_counter()
@@ -40,7 +41,7 @@ class RunSummaryHook(Hook):
         seconds = round(time.perf_counter() - self._started)
         done = runner.iter - self._first_iter
         lines = [f'{done} iterations in {seconds // 60} min {seconds % 60} s, with evaluation']
-        checkpoint = runner.message_hub.get_info('last_ckpt') if _has_checkpoint(runner) else None
+        checkpoint = runner.message_hub.runtime_info.get('last_ckpt')
         if checkpoint:
             lines.append(f'checkpoint  {checkpoint}')
         config = runner.cfg.filename
@@ -75,7 +76,3 @@ def _bad_samples(dataset: Any) -> list[str]:
         return dataset.bad_samples()
     inner = [*getattr(dataset, 'datasets', []), getattr(dataset, 'dataset', None)]
     return [name for part in inner if part is not None for name in _bad_samples(part)]
-
-
-def _has_checkpoint(runner: Any) -> bool:
-    return 'last_ckpt' in runner.message_hub.runtime_info
