@@ -27,6 +27,7 @@ from mmtempo.bev.synthetic import write_dataset
 _runs = itertools.count()
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / 'configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py'
+MULTICAM = ROOT / 'configs/lss_multicam/lss_multicam-mini_1xb4-300_synthetic-multicam.py'
 
 
 @pytest.fixture(scope='session')
@@ -34,6 +35,15 @@ def bev_root(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Eight training and four validation images of 320 x 180. Read only."""
     root = str(tmp_path_factory.mktemp('data') / 'bev')
     for _ in write_dataset(root, dict(train=8, val=4), size=(320, 180), seed=1):
+        pass
+    return root
+
+
+@pytest.fixture(scope='session')
+def multicam_root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Five training and two validation samples of six 192 x 108 images. Read only."""
+    root = str(tmp_path_factory.mktemp('data') / 'multicam')
+    for _ in write_dataset(root, dict(train=5, val=2), size=(192, 108), seed=1, multicam=True):
         pass
     return root
 

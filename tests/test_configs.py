@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+
+from mmtempo.bev.calibration import pixel_to_bev
 
 from .conftest import ROOT
 
@@ -65,10 +68,11 @@ def test_full_model_has_the_reference_shapes() -> None:
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(cfg.model).eval()
     images = torch.zeros(1, 3, 600, 800)
-    img2cam = torch.tensor([[633.0, 0, 408], [0, 844, 327], [0, 0, 1]]).inverse()[None]
+    intrinsics = np.array([[633.0, 0, 408], [0, 844, 327], [0, 0, 1]])
+    pix2bev = pixel_to_bev(intrinsics[None, None], np.eye(4))
     with torch.no_grad():
         (features,) = model.backbone(images)
-        bev = model.view_transform(features, img2cam, (600, 800))
+        bev = model.view_transform(features, model.view_transform.prepare(pix2bev, (600, 800)))
         logits = model.decode_head(bev)
     assert features.shape == (1, 768, 19, 25)
     assert bev.shape == (1, 64, 98, 100)

@@ -10,8 +10,7 @@ from mmseg.structures import SegDataSample
 
 from mmtempo.bev import BEVDataPreprocessor, BEVDataSample, Calibration
 from mmtempo.bev.labels import pack_label
-
-from ..waits import WaitCounter
+from mmtempo.core.waits import WaitCounter
 
 
 def batch(count: int = 3, size: tuple[int, int] = (12, 16)) -> dict:
@@ -55,16 +54,45 @@ def test_the_batch_is_left_as_it_was() -> None:
 
 def test_labels_and_calibrations() -> None:
     data = batch()
-    inputs = BEVDataPreprocessor()(data)['inputs']
+    preprocessor = BEVDataPreprocessor()
+    assert 'geometry' not in preprocessor(data)['inputs']  # by itself, without a model
+    preprocessor.prepare_geometry = lambda *seen: seen
+    inputs = preprocessor(data)['inputs']
     assert inputs['occupancy'].shape == (3, 14, 6, 7)
     assert inputs['valid'].dtype == torch.bool
-    assert inputs['img2cam'][2, 0, 0] == pytest.approx(1 / 102)
+    pix2bev, size = inputs['geometry']
+    assert size == (12, 16)
+    assert pix2bev.shape == (3, 1, 4, 4)
+    assert pix2bev[2, 0, 0, 0] == pytest.approx(1 / 102)
 
 
 def test_legacy_calibration() -> None:
-    inputs = BEVDataPreprocessor(legacy_size=(800, 600))(batch())['inputs']
-    assert inputs['img2cam'][0, 0, 0] == pytest.approx(1 / 50)
-    assert inputs['img2cam'][0, 1, 1] == pytest.approx(1 / 60)
+    preprocessor = BEVDataPreprocessor(legacy_size=(800, 600))
+    preprocessor.prepare_geometry = lambda *seen: seen
+    pix2bev, _ = preprocessor(batch())['inputs']['geometry']
+    assert pix2bev[0, 0, 0, 0] == pytest.approx(1 / 50)
+    assert pix2bev[0, 0, 1, 1] == pytest.approx(1 / 60)
+
+
+def test_several_cameras_a_sample() -> None:
+    data = batch()
+    for sample in data['data_samples']:
+        pose = np.eye(4)
+        pose[:3, 3] = 1, 2, 3
+        camera = sample.calibration
+        moved = Calibration.native(camera.intrinsics, camera.size, pose)
+        sample.set_metainfo(dict(calibration=[camera, moved]))
+    data['inputs'] = [torch.stack([image, image.flip(0)]) for image in data['inputs']]
+    preprocessor = BEVDataPreprocessor()
+    preprocessor.prepare_geometry = lambda *seen: seen
+    inputs = preprocessor(data)['inputs']
+    assert inputs['imgs'].shape == (3, 2, 3, 12, 16)
+    alone = BEVDataPreprocessor()(batch())['inputs']['imgs']
+    torch.testing.assert_close(inputs['imgs'][:, 0], alone)
+    pix2bev, size = inputs['geometry']
+    assert size == (12, 16)
+    assert pix2bev.shape == (3, 2, 4, 4)
+    assert pix2bev[1, :, :3, 3].tolist() == [[0, 0, 0], [1, 2, 3]]
 
 
 def test_without_labels() -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mmtempo.bev import BEVIoUMetric
-
-from ..waits import WaitCounter
+from mmtempo.core.waits import WaitCounter
 
 CLASSES = ('road', 'car', 'ghost', 'never')
 
@@ -102,3 +101,19 @@ def test_counting_waits_for_nothing() -> None:
     with WaitCounter() as counter:
         metric.process(None, IMAGES)
     assert counter.waits == []
+
+
+def test_names_are_those_of_the_data_set() -> None:
+    sample = dict(
+        pred_logits=torch.ones(1, 4, 4),
+        gt_occupancy=torch.ones(1, 4, 4, dtype=torch.bool),
+        gt_valid=torch.ones(4, 4, dtype=torch.bool),
+    )
+    metric = BEVIoUMetric()
+    metric.dataset_meta = dict(classes=('vehicle',))
+    metric.process({}, [sample])
+    assert metric.evaluate(1)['IoU.vehicle'] == 1
+    metric.dataset_meta = None
+    metric.process({}, [sample])
+    with pytest.raises(ValueError, match='predicts 1 classes, the data set names 14: drivable'):
+        metric.evaluate(1)

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
-from ..waits import WaitCounter
+from mmtempo.core.waits import WaitCounter
 
 
 def build(cfg: Config, **changes: object) -> torch.nn.Module:

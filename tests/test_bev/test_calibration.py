@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmtempo.bev.calibration import Calibration, check_intrinsics
+from mmtempo.bev.calibration import Calibration, check_intrinsics, check_pose, pixel_to_bev
 from mmtempo.bev.transforms import BEVRandomCrop, BEVRandomFlip, BEVResize
 
 WIDTH, HEIGHT = 640, 360
@@ -121,3 +121,47 @@ def test_bad_intrinsics_are_named(matrix: object, says: str) -> None:
 
 def test_scale_does_not_matter_for_invertibility() -> None:
     check_intrinsics(np.diag([1e-4, 1e-4, 1.0]), 'tiny')
+
+
+@given(
+    yaw=st.floats(-3.1, 3.1),
+    tilt=st.floats(-0.3, 0.3),
+    skew=st.floats(-20, 20),
+    flips=st.integers(0, 2),
+)
+def test_pixels_look_where_points_are(yaw: float, tilt: float, skew: float, flips: int) -> None:
+    """A point projected, then followed back along its pixel's ray, is itself."""
+    turn = np.array([[np.cos(yaw), 0, np.sin(yaw)], [0, 1, 0], [-np.sin(yaw), 0, np.cos(yaw)]])
+    lean = [[1, 0, 0], [0, np.cos(tilt), -np.sin(tilt)], [0, np.sin(tilt), np.cos(tilt)]]
+    pose = np.eye(4)
+    pose[:3, :3] = turn @ np.array(lean)
+    pose[:3, 3] = 1.0, -1.5, 2.0
+    intrinsics = np.array([[300, skew, 320], [0, 310, 180], [0, 0, 1.0]])
+    camera = Calibration.native(intrinsics, (WIDTH, HEIGHT), pose).resized(320, 200)
+    camera = camera.cropped(3, 5, 300, 190)
+    for _ in range(flips):
+        camera = camera.flipped()
+    depth = 12.5
+    point = pose[:3, :3] @ [1.5, 0.7, depth] + pose[:3, 3]
+    matrix = pixel_to_bev(camera.intrinsics, camera.cam2bev)
+    ray = matrix[:, :3] @ [*camera.project(point), 1]
+    found = depth * ray[:3] / ray[3] + matrix[:3, 3]
+    mirror = np.array([-1 if flips == 1 else 1, 1, 1])
+    np.testing.assert_allclose(found, point * mirror, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ('pose', 'message'),
+    [
+        (np.eye(3).tolist(), 'must be 4x4'),
+        ('none', '4x4 matrix of numbers'),
+        ((2 * np.eye(4)).tolist(), 'a rotation and a translation'),
+        (np.full((4, 4), np.nan).tolist(), 'a rotation and a translation'),
+    ],
+)
+def test_wrong_poses(pose: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f'here: .*{message}'):
+        check_pose(pose, 'here')
+    moved = np.eye(4)
+    moved[:3, 3] = 5
+    assert check_pose(moved.tolist(), 'here').dtype == np.float64

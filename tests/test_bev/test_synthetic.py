@@ -109,6 +109,22 @@ def test_scenes_differ_and_are_repeatable() -> None:
     assert all(box.name != 'construction_vehicle' for box in first.boxes)
 
 
+def test_scenes_for_one_camera_stay_what_they_are() -> None:
+    """Data sets made before the generator knew of several cameras can be made again."""
+    scene = make_scene(np.random.default_rng(5))
+    places = [(box.name, round(box.x, 4), round(box.z, 4)) for box in scene.boxes]
+    assert places == [
+        ('bicycle', 6.2454, 11.8965),
+        ('truck', -0.4561, 28.0638),
+        ('pedestrian', 8.7471, 39.0974),
+        ('car', 0.3924, 14.577),
+        ('trailer', 6.0764, 18.8858),
+        ('car', 8.8943, 30.9839),
+    ]
+    names = ['carpark', 'walkway', 'drivable_area', 'drivable_area', 'ped_crossing']
+    assert [ground.name for ground in scene.grounds] == names
+
+
 def digest(root: Path) -> dict:
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from mmtempo.bev import Calibration
-from mmtempo.bev.transforms import BEVRandomCrop, BEVRandomFlip, BEVResize, PackBEVInputs
+from mmtempo.bev.labels import CLASSES
+from mmtempo.bev.transforms import (
+    BEVRandomCrop,
+    BEVRandomFlip,
+    BEVResize,
+    EachCamera,
+    LoadBEVAnnotation,
+    PackBEVInputs,
+)
 
 
 def results(label: bool = True) -> dict:
@@ -51,6 +59,95 @@ def test_crop_larger_than_the_image_is_explained() -> None:
         BEVRandomCrop(size=(161, 10))(results())
     with pytest.raises(ValueError, match='must be positive'):
         BEVRandomCrop(size=(0, 10))
+
+
+def test_crop_at_a_given_place() -> None:
+    for y, top in (((1.0, 1.0), 40), ((0.0, 0.0), 0), ((0.5, 0.5), 20)):
+        after = BEVRandomCrop(size=(160, 50), y=y)(results())
+        assert after['calibration'].intrinsics[1, 2] == -top
+        np.testing.assert_array_equal(after['img'], results()['img'][top : top + 50])
+    np.random.seed(0)
+    crop = BEVRandomCrop(size=(100, 50), x=(0.5, 1.0))
+    lefts = {int(-crop(results())['calibration'].intrinsics[0, 2]) for _ in range(200)}
+    assert min(lefts) == 30
+    assert max(lefts) == 60
+    with pytest.raises(ValueError, match=r'BEVRandomCrop.y must be a range within \[0, 1\]'):
+        BEVRandomCrop(size=(10, 10), y=(0.5, 1.5))
+
+
+def rig_results() -> dict:
+    """A sample of two cameras, the second one moved and turned."""
+    pose = np.array([[0.0, 0, 1, 2], [0, 1, 0, -1.5], [-1, 0, 0, 1], [0, 0, 0, 1]])
+    cameras = [results(label=False), results(label=False)]
+    cameras[1]['img'] = cameras[1]['img'][::-1]
+    cameras[1]['calibration'] = Calibration.native(np.diag([90.0, 90, 1]), (160, 90), pose)
+    made = results()
+    return made | {key: [camera[key] for camera in cameras] for key in ('img', 'calibration')}
+
+
+def test_flip_mirrors_the_whole_rig() -> None:
+    """A point and its mirror image are seen in the same pixel, before and after."""
+    before, after = rig_results(), BEVRandomFlip(prob=1.0)(rig_results())
+    np.testing.assert_array_equal(after['gt_bev'], before['gt_bev'][:, ::-1])
+    points = np.array([[9.0, 0.4, 2.5], [8.0, -0.3, 1.0], [1.0, 1.0, 7.0]])
+    for number in range(2):
+        image = before['img'][number][:, ::-1]
+        np.testing.assert_array_equal(after['img'][number], image)
+        old, new = before['calibration'][number], after['calibration'][number]
+        pixels = old.project(points)
+        mirrored = new.project(points)  # the scene as it was recorded
+        np.testing.assert_allclose(mirrored[:, 0], 159 - pixels[:, 0])
+        np.testing.assert_allclose(mirrored[:, 1], pixels[:, 1])
+        # In the mirrored frame itself, as the view transform sees it.
+        local = (points * [-1, 1, 1] - new.cam2bev[:3, 3]) @ new.cam2bev[:3, :3]
+        seen = local @ new.intrinsics.T
+        np.testing.assert_allclose(seen[:, :2] / seen[:, 2:], mirrored)
+
+
+def test_pack_stacks_the_cameras() -> None:
+    packed = PackBEVInputs()(rig_results())
+    assert packed['inputs'].shape == (2, 3, 90, 160)
+    np.testing.assert_array_equal(
+        packed['inputs'][1].permute(1, 2, 0).numpy(), rig_results()['img'][1]
+    )
+    assert len(packed['data_samples'].calibration) == 2
+    uneven = rig_results()
+    uneven['img'][1] = uneven['img'][1][:50]
+    with pytest.raises(ValueError, match='images of the cameras differ in shape'):
+        PackBEVInputs()(uneven)
+
+
+def test_each_camera_draws_its_own_random_numbers() -> None:
+    crop = EachCamera([dict(type='BEVRandomCrop', size=(100, 50))])
+    image = {key: results()[key] for key in ('img', 'calibration')}
+    crop.transforms.transforms.insert(0, lambda camera: camera | image)
+    np.random.seed(0)
+    sample = dict(
+        token='t',
+        img_path=['a.jpg', 'b.jpg'],
+        intrinsics=[np.eye(3)] * 2,
+        cam2bev=[np.eye(4)] * 2,
+    )
+    after = crop(sample)
+    assert after['token'] == 't'
+    assert after['img_path'] == ['a.jpg', 'b.jpg']
+    assert [image.shape for image in after['img']] == [(50, 100, 3)] * 2
+    first, second = (camera.intrinsics[:2, 2].tolist() for camera in after['calibration'])
+    assert first != second
+
+
+def test_label_groups(bev_root: str) -> None:
+    path = dict(bev_path=f'{bev_root}/ann_bev_dir/train/train_000000.png')
+    plain = LoadBEVAnnotation()(dict(path))['gt_bev']
+    groups = [['car', 'truck', 'bus', 'trailer'], ['drivable_area']]
+    merged = LoadBEVAnnotation(groups=groups)(dict(path))['gt_bev']
+    vehicle = sum(plain >> CLASSES.index(name) & 1 for name in groups[0]) > 0
+    assert vehicle.any()
+    np.testing.assert_array_equal(merged & 1 == 1, vehicle)
+    np.testing.assert_array_equal(merged >> 1 & 1, plain & 1)
+    np.testing.assert_array_equal(merged & ~np.uint16(3), plain & np.uint16(1 << 14))
+    with pytest.raises(ValueError, match=r"names \['lorry'\]; the classes of a label are"):
+        LoadBEVAnnotation(groups=[['lorry']])
 
 
 def test_flip_probability() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmtempo.bev.calibration import CAMERA_NAMES
+
 from .test_train import run
 
 TOOL = 'dataset_converters/make_synthetic_bev.py'
@@ -18,6 +20,16 @@ def test_makes_the_layout_and_refuses_to_overwrite(tmp_path: Path) -> None:
     text = run(*words, code=2)
     assert 'exists; remove it first' in text
     assert 'Traceback' not in text
+
+
+def test_six_cameras(tmp_path: Path) -> None:
+    root = tmp_path / 'bev'
+    text = run(TOOL, root, '--multicam', '--num', 2, '--num-val', 1, '--size', 160, 90)
+    assert '2 + 1 samples of six images of 160x90' in text
+    assert {path.name for path in (root / 'img_dir/train').iterdir()} == set(CAMERA_NAMES)
+    assert len(list((root / 'img_dir/train').glob('*/*.jpg'))) == 12
+    assert len(list((root / 'img_dir/val/CAM_BACK').glob('*.jpg'))) == 1
+    assert len(list((root / 'ann_bev_dir/train').glob('*.png'))) == 2
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Make a synthetic BEV data set in the layout that `NuScenesBEVDataset` reads.
 
 Scenes of ground areas and boxes seen through pinhole cameras of several kinds; image
-and label agree geometrically. The same arguments give the same files.
+and label agree geometrically. The same arguments give the same files. With --multicam
+each sample is six images from around a vehicle, with one label of all that they see.
 """
 
 from __future__ import annotations
@@ -21,10 +22,21 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument('root', help='folder to make, for example data/synthetic_bev')
-    parser.add_argument('--num', type=int, default=200, help='training images')
-    parser.add_argument('--num-val', type=int, default=40, help='validation images')
+    parser.add_argument('--num', type=int, default=200, help='training samples')
+    parser.add_argument('--num-val', type=int, default=40, help='validation samples')
     parser.add_argument(
-        '--size', type=int, nargs=2, default=(1600, 900), metavar=('WIDTH', 'HEIGHT')
+        '--size',
+        type=int,
+        nargs=2,
+        default=(1600, 900),
+        metavar=('WIDTH', 'HEIGHT'),
+        help='of each image; 16:9 keeps pixels square',
+    )
+    parser.add_argument(
+        '--multicam',
+        action='store_true',
+        help='six cameras a sample instead of one; root is then, for example, '
+        'data/synthetic_multicam',
     )
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--suffix', choices=['jpg', 'png'], default='jpg')
@@ -44,7 +56,7 @@ def main() -> int:
     started = time.perf_counter()
     try:
         samples = write_dataset(
-            args.root, num, tuple(args.size), args.seed, args.suffix, args.workers
+            args.root, num, tuple(args.size), args.seed, args.suffix, args.workers, args.multicam
         )
         for _ in track(samples, 'synthetic BEV data', total=sum(num.values())):
             pass
@@ -54,8 +66,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print('interrupted; nothing was written', file=sys.stderr)
         return 130
+    images = 'samples of six images' if args.multicam else 'images'
     print(
-        f'{args.num} + {args.num_val} images of {args.size[0]}x{args.size[1]} in '
+        f'{args.num} + {args.num_val} {images} of {args.size[0]}x{args.size[1]} in '
         f'{os.path.abspath(args.root)} ({time.perf_counter() - started:.1f} s)'
     )
     return 0

@@ -21,7 +21,7 @@ model = dict(
         in_channels=128,
         out_channels=32,
         stride=16,
-        camera_height=2.2,  # depth has no time to be learnt from nothing in a few hundred steps
+        ground=2.2,  # depth has no time to be learnt from nothing in a few hundred steps
     ),
     decode_head=dict(
         type='BEVPyramidHead',

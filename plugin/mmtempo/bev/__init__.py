@@ -10,6 +10,7 @@ from .bev_visualization_hook import BEVVisualizationHook
 from .calibration import Calibration
 from .errors import BadSampleError
 from .lift_splat_shoot import LiftSplatShoot
+from .multi_camera_bev_dataset import MultiCameraBEVDataset
 from .nuscenes_bev_dataset import NuScenesBEVDataset
 from .occupancy_loss import OccupancyLoss
 
@@ -23,6 +24,7 @@ __all__ = [
     'BadSampleError',
     'Calibration',
     'LiftSplatShoot',
+    'MultiCameraBEVDataset',
     'NuScenesBEVDataset',
     'OccupancyLoss',
     'transforms',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 
 from .bev_data_sample import BEVDataSample
+from .calibration import Calibration, pixel_to_bev
 from .labels import unpack_label
 
 
@@ -18,12 +19,12 @@ from .labels import unpack_label
 class BEVDataPreprocessor(BaseDataPreprocessor):
     """Batched normalise and label unpacking on the device; nothing here waits for it.
 
-    A batch crosses in three copies: the uint8 images, the packed labels, and the inverse
-    calibrations, which are taken on the host. The model gets::
+    A batch crosses in three copies: the uint8 images, the packed labels, and those
+    calibrations that the view transform has not seen yet. The model gets::
 
         inputs = dict(
-            imgs=...,        # float (B, 3, H, W), normalised
-            img2cam=...,     # float (B, 3, 3), inverse intrinsics of the image as it is now
+            imgs=...,        # float (B, 3, H, W) or (B, cameras, 3, H, W), normalised
+            geometry=...,    # what the model's view transform made of the calibrations
             occupancy=...,   # bool (B, classes, rows, columns), where there are labels
             valid=...)       # bool (B, rows, columns)
 
@@ -49,6 +50,8 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         non_blocking: bool = True,
     ) -> None:
         super().__init__(non_blocking=non_blocking)
+        # Set by the model: calibrations are needed on the host, before anything is compiled.
+        self.prepare_geometry: Callable[[np.ndarray, tuple[int, int]], Any] | None = None
         self.bgr_to_rgb = bgr_to_rgb
         self.num_classes = num_classes
         self.legacy_size = None if legacy_size is None else (legacy_size[0], legacy_size[1])
@@ -57,7 +60,11 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
 
     def forward(self, data: dict, training: bool = False) -> dict:
         samples: list[BEVDataSample] = data['data_samples']
-        inputs = dict(imgs=self._normalise(data['inputs']), img2cam=self._img2cam(samples))
+        images = self._normalise(data['inputs'])
+        inputs = dict(imgs=images)
+        if self.prepare_geometry is not None:
+            height, width = images.shape[-2:]
+            inputs['geometry'] = self.prepare_geometry(self._pix2bev(samples), (height, width))
         if samples and 'gt_bev' in samples[0]:
             packed = self._to_device(torch.stack([sample.gt_bev for sample in samples]))
             inputs['occupancy'], inputs['valid'] = unpack_label(packed, self.num_classes)
@@ -77,13 +84,17 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
             images = torch.stack(list(images))
         batch = self._to_device(images).to(self.mean.dtype)
         if self.bgr_to_rgb:
-            batch = batch.flip(1)
+            batch = batch.flip(-3)
         return torch.sub(batch, self.mean).div_(self.std)
 
-    def _img2cam(self, samples: Sequence[BEVDataSample]) -> torch.Tensor:
-        calibrations = [sample.calibration for sample in samples]
+    def _pix2bev(self, samples: Sequence[BEVDataSample]) -> np.ndarray:
+        """Where the pixels of each sample's cameras look, (B, cameras, 4, 4)."""
+        rigs = [sample.calibration for sample in samples]
+        rigs = [[rig] if isinstance(rig, Calibration) else rig for rig in rigs]
+        cam2bev = np.stack([[camera.cam2bev for camera in rig] for rig in rigs])
+        return pixel_to_bev(np.stack([self._intrinsics(rig) for rig in rigs]), cam2bev)
+
+    def _intrinsics(self, rig: Sequence[Calibration]) -> np.ndarray:
         if self.legacy_size is None:
-            cam2img = np.stack([c.intrinsics for c in calibrations])
-        else:
-            cam2img = np.stack([c.legacy_intrinsics(self.legacy_size) for c in calibrations])
-        return self._to_device(torch.from_numpy(np.linalg.inv(cam2img).astype(np.float32)))
+            return np.stack([camera.intrinsics for camera in rig])
+        return np.stack([camera.legacy_intrinsics(self.legacy_size) for camera in rig])

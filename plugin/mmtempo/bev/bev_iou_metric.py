@@ -37,7 +37,7 @@ class BEVIoUMetric(BaseMetric):
 
     Args:
         threshold: Probability above which a cell counts as occupied. Defaults to 0.5.
-        classes: Names of the classes, in bit order. Defaults to nuScenes' 14 classes.
+        classes: Names of the classes, in bit order. Defaults to None: those of the data set.
         collect_device: As for mmengine's `BaseMetric`. Defaults to 'cpu'.
         prefix: Put before every key. Defaults to None.
         collect_dir: As for mmengine's `BaseMetric`. Defaults to None.
@@ -46,7 +46,7 @@ class BEVIoUMetric(BaseMetric):
     def __init__(
         self,
         threshold: float = 0.5,
-        classes: Sequence[str] = CLASSES,
+        classes: Sequence[str] | None = None,
         collect_device: str = 'cpu',
         prefix: str | None = None,
         collect_dir: str | None = None,
@@ -55,7 +55,7 @@ class BEVIoUMetric(BaseMetric):
         if not 0 < threshold < 1:
             raise ValueError(f'BEVIoUMetric.threshold must lie in (0, 1), found {threshold}')
         self.results: list[torch.Tensor] = []
-        self.classes = tuple(classes)
+        self.classes = None if classes is None else tuple(classes)
         self.logit_threshold = math.log(threshold / (1 - threshold))
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
@@ -82,6 +82,7 @@ class BEVIoUMetric(BaseMetric):
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics of the counts (4, classes) of all images; logs the table."""
         counts = torch.stack(results).double().numpy()
+        classes = self._names(counts.shape[-1])
         # A class without positives and predictions has no IoU: NaN is the answer.
         with np.errstate(invalid='ignore', divide='ignore'):
             per_image = counts[:, 0] / counts[:, :3].sum(1)
@@ -97,18 +98,34 @@ class BEVIoUMetric(BaseMetric):
             mIoU_always=_nanmean(share[occurs]),
             absent=float((~occurs).sum()),
         )
-        self._log_table(iou, image_iou, share, metrics)
-        metrics.update({f'IoU.{name}': float(v) for name, v in zip(self.classes, iou)})
+        self._log_table(classes, iou, image_iou, share, metrics)
+        metrics.update({f'IoU.{name}': float(v) for name, v in zip(classes, iou)})
         return metrics
 
+    def _names(self, predicted: int) -> tuple[str, ...]:
+        """The classes' names, as many as the model predicts."""
+        classes = self.classes or tuple((self.dataset_meta or {}).get('classes', CLASSES))
+        if len(classes) != predicted:
+            raise ValueError(
+                f'the model predicts {predicted} classes, the data set names {len(classes)}: '
+                f'{", ".join(classes)}; set metainfo=dict(classes=...) of the data set, or '
+                'classes=... of BEVIoUMetric'
+            )
+        return classes
+
+    @staticmethod
     def _log_table(
-        self, iou: np.ndarray, image_iou: np.ndarray, share: np.ndarray, metrics: dict
+        classes: Sequence[str],
+        iou: np.ndarray,
+        image_iou: np.ndarray,
+        share: np.ndarray,
+        metrics: dict,
     ) -> None:
         """Percentages by class; `always` is the IoU of answering yes everywhere."""
         table = PrettyTable(['class', 'IoU', 'IoU per image', 'always'])
         table.align = 'r'
         table.align['class'] = 'l'
-        for row in zip(self.classes, iou, image_iou, share):
+        for row in zip(classes, iou, image_iou, share):
             table.add_row([row[0], *map(_percent, row[1:])])
         table.add_row(['-' * 8] + ['-' * 5] * 3)
         for name, key in (('mean, occurring', 'mIoU'), ('mean, all', 'mIoU_all')):
@@ -118,7 +135,7 @@ class BEVIoUMetric(BaseMetric):
         logger = MMLogger.get_current_instance()
         absent = int(metrics['absent'])
         print_log(
-            f'BEV segmentation, % ({absent} of {len(self.classes)} classes absent):\n'
+            f'BEV segmentation, % ({absent} of {len(classes)} classes absent):\n'
             + table.get_string(),
             logger,
         )

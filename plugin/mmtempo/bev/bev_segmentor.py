@@ -19,9 +19,11 @@ class BEVSegmentor(BaseModel):
 
     ::
 
-        image -> backbone -> (neck) -> view_transform -> decode_head -> logits
-                                            ^
-                                        calibration
+        images -> backbone -> (neck) -> view_transform -> decode_head -> logits
+                                             ^
+        calibrations -> data_preprocessor -> geometry
+
+    A sample has one camera image, or one of each of its cameras.
 
     Args:
         backbone: Config of an image backbone; its last output is used.
@@ -56,16 +58,18 @@ class BEVSegmentor(BaseModel):
         self.neck = MODELS.build(neck) if neck is not None else None
         self.view_transform = MODELS.build(view_transform)
         self.decode_head = MODELS.build(decode_head)
+        self.data_preprocessor.prepare_geometry = self.view_transform.prepare
 
     def extract_bev(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """BEV features of a preprocessed batch."""
         images = inputs['imgs']
-        features = self.backbone(images)
+        # Each camera's image by itself; the view transform brings them together.
+        features = self.backbone(images.flatten(0, -4))
         if self.neck is not None:
             features = self.neck(features)
         if isinstance(features, (list, tuple)):
             features = features[-1]
-        return self.view_transform(features, inputs['img2cam'], images.shape[-2:])
+        return self.view_transform(features, inputs['geometry'])
 
     def forward(
         self,

@@ -31,7 +31,7 @@ def paint_bev(occupancy: np.ndarray, valid: np.ndarray | None = None) -> np.ndar
 
 @HOOKS.register_module()
 class BEVVisualizationHook(Hook):
-    """Write one PNG a test sample: camera image, prediction, truth.
+    """Write one PNG a test sample: camera images, prediction, truth.
 
     Off by default; `tools/test.py --show-dir DIR` turns it on.
 
@@ -88,8 +88,7 @@ class BEVVisualizationHook(Hook):
             runner.logger.info(f'{self._written} pictures in {osp.abspath(str(self.out_dir))}')
 
     def _picture(self, sample: BEVDataSample) -> np.ndarray:
-        path = sample.img_path
-        camera = decode(read_file(path, 'image'), CAMERA_FLAGS, path, 'image')
+        camera = self._cameras(sample.img_path)
         predicted = (sample.pred_logits.sigmoid() > self.threshold).cpu().numpy()
         if 'gt_occupancy' in sample:
             valid = sample.gt_valid.cpu().numpy()
@@ -98,6 +97,16 @@ class BEVVisualizationHook(Hook):
         else:
             parts = [camera, paint_bev(predicted)]
         return np.hstack([self._scaled(part) for part in parts])
+
+    def _cameras(self, paths: str | Sequence[str]) -> np.ndarray:
+        """The camera's image, or those of all cameras in rows of three."""
+        if isinstance(paths, str):
+            return decode(read_file(paths, 'image'), CAMERA_FLAGS, paths, 'image')
+        images = [self._scaled(self._cameras(path)) for path in paths]
+        size = (max(image.shape[1] for image in images), self.height)
+        images = [cv2.resize(image, size) for image in images]
+        images += [np.zeros_like(images[0])] * (-len(images) % 3)
+        return np.vstack([np.hstack(images[i : i + 3]) for i in range(0, len(images), 3)])
 
     def _scaled(self, image: np.ndarray) -> np.ndarray:
         width = round(image.shape[1] * self.height / image.shape[0])

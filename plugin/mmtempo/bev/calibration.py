@@ -1,15 +1,26 @@
 """One camera's calibration, following the image through the pipeline.
 
 Pixel coordinates name pixel *centres*: the top-left pixel covers [-0.5, 0.5].
-Camera axes: x right, y down, z forward.
+Axes of camera and BEV frame: x right, y down, z ahead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+# nuScenes' cameras, and what turns its vehicle axes (x ahead, y left, z up) into the BEV frame's.
+CAMERA_NAMES = (
+    'CAM_FRONT_LEFT',
+    'CAM_FRONT',
+    'CAM_FRONT_RIGHT',
+    'CAM_BACK_LEFT',
+    'CAM_BACK',
+    'CAM_BACK_RIGHT',
+)
+EGO_TO_BEV = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
 
 
 def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
@@ -30,26 +41,63 @@ def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
     return array
 
 
+def check_pose(matrix: Any, where: str) -> np.ndarray:
+    """Return a valid rigid 4x4 float64 transform, or raise ValueError naming `where`."""
+    try:
+        array = np.asarray(matrix, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f'{where}: a pose must be a 4x4 matrix of numbers, found {matrix!r:.80}'
+        ) from None
+    if array.shape != (4, 4):
+        raise ValueError(f'{where}: a pose must be 4x4, found shape {array.shape}')
+    rotation = array[:3, :3]
+    rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
+    if not (np.isfinite(array).all() and rigid and np.allclose(array[3], [0, 0, 0, 1])):
+        raise ValueError(
+            f'{where}: a pose must be a rotation and a translation, found {array.tolist()}'
+        )
+    return array
+
+
+def pixel_to_bev(intrinsics: np.ndarray, cam2bev: np.ndarray) -> np.ndarray:
+    """Where pixels look, (..., 4, 4), of intrinsics (..., 3, 3) and poses (..., 4, 4).
+
+    Pixel (u, v) at depth d is the point ``d * a[:3] / a[3] + matrix[:3, 3]`` of the BEV
+    frame, with ``a = matrix[:, :3] @ (u, v, 1)``.
+    """
+    matrix = np.zeros(np.broadcast_shapes(intrinsics.shape[:-2], cam2bev.shape[:-2]) + (4, 4))
+    to_camera = np.linalg.inv(intrinsics)
+    matrix[..., :3, :3] = cam2bev[..., :3, :3] @ to_camera
+    matrix[..., :3, 3] = cam2bev[..., :3, 3]
+    matrix[..., 3, :3] = to_camera[..., 2, :]
+    return matrix
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Intrinsics of an image as it is now, and as the camera delivered it.
+    """Intrinsics of an image as it is now and as the camera delivered it, and the camera's pose.
 
     Args:
         intrinsics: 3x3, maps camera coordinates to pixels of the current image.
         size: Width and height of the current image.
         native_intrinsics: 3x3 at native resolution; never changes.
         mirrored: Whether the scene has been mirrored left to right.
+        cam2bev: 4x4, maps camera coordinates to the BEV frame; the camera's own is the identity.
     """
 
     intrinsics: np.ndarray
     size: tuple[int, int]
     native_intrinsics: np.ndarray
     mirrored: bool = False
+    cam2bev: np.ndarray = field(default_factory=lambda: np.eye(4))
 
     @classmethod
-    def native(cls, intrinsics: np.ndarray, size: tuple[int, int]) -> Calibration:
+    def native(
+        cls, intrinsics: np.ndarray, size: tuple[int, int], cam2bev: np.ndarray | None = None
+    ) -> Calibration:
         """Calibration of an image that nothing has been done to yet."""
-        return cls(intrinsics, size, intrinsics)
+        return cls(intrinsics, size, intrinsics, cam2bev=np.eye(4) if cam2bev is None else cam2bev)
 
     def _moved(self, pixel_map: np.ndarray, size: tuple[int, int]) -> Calibration:
         return replace(self, intrinsics=pixel_map @ self.intrinsics, size=size)
@@ -70,16 +118,23 @@ class Calibration:
 
         Mirroring both keeps the focal length positive, as a real camera has it.
         """
-        mirror = np.diag([-1.0, 1.0, 1.0])
+        mirror = np.diag([-1.0, 1.0, 1.0, 1.0])
         pixel_map = np.array([[-1, 0, self.size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
         flipped = self._moved(pixel_map, self.size)
-        return replace(flipped, intrinsics=flipped.intrinsics @ mirror, mirrored=not self.mirrored)
+        return replace(
+            flipped,
+            intrinsics=flipped.intrinsics @ mirror[:3, :3],
+            cam2bev=mirror @ self.cam2bev @ mirror,
+            mirrored=not self.mirrored,
+        )
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Pixels (..., 2) of points (..., 3) given in the scene as it was recorded."""
+        """Pixels (..., 2) of points (..., 3) of the BEV frame, as the scene was recorded."""
         points = np.asarray(points, dtype=np.float64)
         if self.mirrored:
             points = points * np.array([-1.0, 1.0, 1.0])
+        # The pose is a rotation and a translation: its inverse is a product with the transpose.
+        points = (points - self.cam2bev[:3, 3]) @ self.cam2bev[:3, :3]
         pixels = points @ self.intrinsics.T
         return pixels[..., :2] / pixels[..., 2:]
 

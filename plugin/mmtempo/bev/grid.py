@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BEVGrid:
-    """Cells in x (columns, left to right) and z (rows, nearest first).
+    """Cells in x (columns, left to right) and z (rows, from the back to the front).
+
+    The axes are those of the BEV frame: x right, y down, z ahead. With one camera it is
+    the camera's own; with several, its origin lies on the ground below the vehicle.
 
     Args:
         x: Lower bound, upper bound and cell size to the right, in metres.
         z: Lower bound, upper bound and cell size ahead, in metres.
-        y: Lower and upper bound below the camera; what lies outside is dropped.
+        y: Lower and upper bound below the origin; what lies outside is dropped.
     """
 
     x: tuple[float, float, float] = (-25.0, 25.0, 0.5)
@@ -38,6 +41,10 @@ class BEVGrid:
     @property
     def rows(self) -> int:
         return round((self.z[1] - self.z[0]) / self.z[2])
+
+    @property
+    def cells(self) -> int:
+        return self.rows * self.columns
 
 
 # The grid of the labels on disk: 196 rows x 200 columns of 0.25 m.

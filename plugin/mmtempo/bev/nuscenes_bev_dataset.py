@@ -22,7 +22,6 @@ from .errors import BadSampleError
 from .labels import CLASSES, IGNORE_BIT, PALETTE
 
 IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg')
-GENERATE = 'python tools/dataset_converters/make_synthetic_bev.py'
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
@@ -80,6 +79,7 @@ class NuScenesBEVDataset(BaseDataset):
     """
 
     METAINFO = dict(classes=CLASSES, palette=PALETTE)
+    HOW_TO_GENERATE = 'python tools/dataset_converters/make_synthetic_bev.py'
 
     def __init__(
         self,
@@ -125,30 +125,46 @@ class NuScenesBEVDataset(BaseDataset):
         self._check_exists(root, 'data_root', osp.isdir, root)
         self._check_exists(image_dir, 'data_prefix.img_path', osp.isdir, root)
         self._check_exists(label_dir, 'data_prefix.bev_path', osp.isdir, root)
-        images = self._by_token(image_dir, IMAGE_SUFFIXES)
+        images = self._find_images(image_dir, root)
         labels = self._by_token(label_dir, ('.png',))
         if not images and not labels:
             raise ValueError(
                 f'empty split: no {"/".join(IMAGE_SUFFIXES)} image in {image_dir} and no .png '
-                f'label in {label_dir}; check data_prefix, or generate data with: {GENERATE}'
+                f'label in {label_dir}; check data_prefix, or generate data with: '
+                f'{self.HOW_TO_GENERATE}'
             )
-        intrinsics = self._read_calibrations(osp.join(root, self.calib_file))
-        self._check_complete(images, labels, intrinsics)
+        calibrations = self._read_calibrations(osp.join(root, self.calib_file))
+        self._check_complete(images, labels, calibrations)
         return [
             dict(
                 token=token,
                 img_path=images[token],
                 bev_path=labels[token],
-                intrinsics=intrinsics[token],
+                **self._cameras_of(calibrations[token]),
             )
             for token in sorted(images)
         ]
 
-    @staticmethod
-    def _check_exists(path: str, key: str, exists: Callable[[str], bool], root: str) -> None:
+    def _find_images(self, folder: str, root: str) -> dict[str, Any]:
+        """What becomes `img_path`, by token."""
+        return self._by_token(folder, IMAGE_SUFFIXES)
+
+    def _cameras_of(self, calibration: Any) -> dict[str, Any]:
+        """What the pipeline is told of a token's calibration."""
+        return dict(intrinsics=calibration)
+
+    def _check_calibration(self, calibration: Any, token: str) -> None:
+        """Raise ValueError where a token's calibration cannot be used."""
+        check_intrinsics(calibration, token)
+
+    def _check_images(self, images: dict[str, Any], report: Callable) -> None:
+        """Report what is wrong with the images of a split by themselves."""
+
+    def _check_exists(self, path: str, key: str, exists: Callable[[str], bool], root: str) -> None:
         if not exists(path):
             raise FileNotFoundError(
-                f'{key}: {osp.abspath(path)} does not exist; generate data with: {GENERATE} {root}'
+                f'{key}: {osp.abspath(path)} does not exist; generate data with: '
+                f'{self.HOW_TO_GENERATE} {root}'
             )
 
     @staticmethod
@@ -177,13 +193,13 @@ class NuScenesBEVDataset(BaseDataset):
             raise ValueError(f'calib_file: {path} is not valid JSON: {error}') from None
         if not isinstance(calibrations, dict):
             raise ValueError(
-                f'calib_file: {path} must hold {{token: 3x3 intrinsics}}, '
+                f'calib_file: {path} must hold the calibration of each token, '
                 f'found a {type(calibrations).__name__}'
             )
         return calibrations
 
     def _check_complete(
-        self, images: dict[str, str], labels: dict[str, str], intrinsics: dict[str, Any]
+        self, images: dict[str, Any], labels: dict[str, str], calibrations: dict[str, Any]
     ) -> None:
         """Collect every problem before raising, so that one run tells all."""
         problems = []
@@ -192,9 +208,11 @@ class NuScenesBEVDataset(BaseDataset):
             if names:
                 problems.append(f'{len(names)} {what}: {_some(names)}')
 
+        self._check_images(images, report)
         report([t for t in images if t not in labels], 'images without a label')
         report([t for t in labels if t not in images], 'labels without an image')
-        report([t for t in images if t not in intrinsics], f'tokens missing in {self.calib_file}')
+        missing = [t for t in images if t not in calibrations]
+        report(missing, f'tokens missing in {self.calib_file}')
         wrong_labels = []
         for token, path in labels.items():
             problem = _label_problem(path, self.label_size)
@@ -203,9 +221,9 @@ class NuScenesBEVDataset(BaseDataset):
         report(wrong_labels, 'labels of the wrong form')
         wrong_calibrations = []
         for token in images:
-            if token in intrinsics:
+            if token in calibrations:
                 try:
-                    check_intrinsics(intrinsics[token], token)
+                    self._check_calibration(calibrations[token], token)
                 except ValueError as error:
                     wrong_calibrations.append(str(error))
         report(wrong_calibrations, f'wrong entries in {self.calib_file}')
@@ -248,5 +266,10 @@ class NuScenesBEVDataset(BaseDataset):
         print_log(f'skipped: {error}', logger='current', level=logging.WARNING)
 
     def bad_samples(self) -> list[str]:
-        """Paths of the images that were skipped so far, by any worker."""
-        return [self.get_data_info(int(i))['img_path'] for i in np.flatnonzero(self._bad.numpy())]
+        """Names of the samples that were skipped so far, by any worker."""
+        bad = np.flatnonzero(self._bad.numpy())
+        return [self._sample_name(self.get_data_info(int(i))) for i in bad]
+
+    def _sample_name(self, info: dict) -> str:
+        """What a sample is called in a list: here its image's path."""
+        return info['img_path']

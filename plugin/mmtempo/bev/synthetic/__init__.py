@@ -1,16 +1,23 @@
 """Makes BEV data: scenes, their pictures and labels, and the folders they go to."""
 
-from .render import Camera, make_label, render_image
+from .camera import Camera, View
+from .render import SURROUND_GRID, label_views, make_label, render_image, render_views
+from .rig import make_rig
 from .scene import Box, Ground, Scene, make_scene
 from .writer import write_dataset
 
 __all__ = [
+    'SURROUND_GRID',
     'Box',
     'Camera',
     'Ground',
     'Scene',
+    'View',
+    'label_views',
     'make_label',
+    'make_rig',
     'make_scene',
     'render_image',
+    'render_views',
     'write_dataset',
 ]

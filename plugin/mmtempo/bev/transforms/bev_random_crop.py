@@ -11,7 +11,7 @@ from mmengine.registry import TRANSFORMS
 
 @TRANSFORMS.register_module()
 class BEVRandomCrop(BaseTransform):
-    """Cut a window of fixed size out of the image at a random place.
+    """Cut a window of fixed size out of the image, at a random place or at a given one.
 
     The calibration moves with it; the BEV label does not change: what the window
     no longer shows is still there, and the network has to learn to live with it.
@@ -20,12 +20,27 @@ class BEVRandomCrop(BaseTransform):
 
     Args:
         size: Width and height of the window, at most those of the image.
+        x: Range of the place from left (0) to right (1). Defaults to (0.0, 1.0).
+        y: Range of the place from top (0) to bottom (1); (1, 1) always keeps the bottom.
+            Defaults to (0.0, 1.0).
     """
 
-    def __init__(self, size: Sequence[int]) -> None:
+    def __init__(
+        self,
+        size: Sequence[int],
+        x: Sequence[float] = (0.0, 1.0),
+        y: Sequence[float] = (0.0, 1.0),
+    ) -> None:
         self.size = (int(size[0]), int(size[1]))
         if min(self.size) < 1:
             raise ValueError(f'BEVRandomCrop.size must be positive, found {tuple(size)}')
+        for name, place in (('x', x), ('y', y)):
+            if len(place) != 2 or not 0 <= place[0] <= place[1] <= 1:
+                raise ValueError(
+                    f'BEVRandomCrop.{name} must be a range within [0, 1], found {tuple(place)}'
+                )
+        self.x = (float(x[0]), float(x[1]))
+        self.y = (float(y[0]), float(y[1]))
 
     def transform(self, results: dict) -> dict:
         height, width = results['img'].shape[:2]
@@ -34,12 +49,16 @@ class BEVRandomCrop(BaseTransform):
                 f'BEVRandomCrop.size = {self.size} (width, height) does not fit into the '
                 f'image of {width} x {height}; resize first or crop less'
             )
-        left = np.random.randint(width - self.size[0] + 1)
-        top = np.random.randint(height - self.size[1] + 1)
+        left = self._place(self.x, width - self.size[0])
+        top = self._place(self.y, height - self.size[1])
         results['img'] = results['img'][top : top + self.size[1], left : left + self.size[0]]
         results['img_shape'] = results['img'].shape[:2]
         results['calibration'] = results['calibration'].cropped(left, top, *self.size)
         return results
 
+    @staticmethod
+    def _place(range_: tuple[float, float], room: int) -> int:
+        return min(int(np.random.uniform(*range_) * (room + 1)), room)
+
     def __repr__(self) -> str:
-        return f'{type(self).__name__}(size={self.size})'
+        return f'{type(self).__name__}(size={self.size}, x={self.x}, y={self.y})'

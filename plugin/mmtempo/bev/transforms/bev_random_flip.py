@@ -11,6 +11,8 @@ from mmengine.registry import TRANSFORMS
 class BEVRandomFlip(BaseTransform):
     """Mirror image, calibration and label left to right, so that they still agree.
 
+    With several cameras the whole rig is mirrored: put it behind `EachCamera`.
+
     Required keys: ``img``, ``calibration``; ``gt_bev`` where there is one.
     Added keys: ``flip``.
 
@@ -26,8 +28,12 @@ class BEVRandomFlip(BaseTransform):
     def transform(self, results: dict) -> dict:
         results['flip'] = bool(np.random.rand() < self.prob)
         if results['flip']:
-            results['img'] = results['img'][:, ::-1]
-            results['calibration'] = results['calibration'].flipped()
+            if isinstance(results['img'], list):
+                results['img'] = [image[:, ::-1] for image in results['img']]
+                results['calibration'] = [camera.flipped() for camera in results['calibration']]
+            else:
+                results['img'] = results['img'][:, ::-1]
+                results['calibration'] = results['calibration'].flipped()
             if 'gt_bev' in results:
                 results['gt_bev'] = results['gt_bev'][:, ::-1]
         return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
@@ -9,6 +11,7 @@ from mmengine.registry import TRANSFORMS
 
 from ..errors import BadSampleError
 from ..image_files import decode, read_file
+from ..labels import CLASSES, IGNORE_BIT
 
 
 @TRANSFORMS.register_module()
@@ -16,7 +19,20 @@ class LoadBEVAnnotation(BaseTransform):
     """Load the 16-bit label and keep it packed.
 
     Required keys: ``bev_path``. Added keys: ``gt_bev`` (uint16, rows x columns).
+
+    Args:
+        groups: Names of the classes that each class to be learnt stands for; cells with any of
+            them carry it. Defaults to None: the classes of the file.
     """
+
+    def __init__(self, groups: Sequence[Sequence[str]] | None = None) -> None:
+        unknown = {name for group in groups or () for name in group} - set(CLASSES)
+        if unknown:
+            raise ValueError(
+                f'LoadBEVAnnotation.groups names {sorted(unknown)}; '
+                f'the classes of a label are {", ".join(CLASSES)}'
+            )
+        self.groups = groups
 
     def transform(self, results: dict) -> dict:
         path = results['bev_path']
@@ -29,8 +45,16 @@ class LoadBEVAnnotation(BaseTransform):
             raise BadSampleError(
                 f'label {path}: bit 15 is set; bits 0-13 are classes and bit 14 means ignore'
             )
-        results['gt_bev'] = label
+        results['gt_bev'] = label if self.groups is None else self._merge(label, self.groups)
         return results
 
+    @staticmethod
+    def _merge(label: np.ndarray, groups: Sequence[Sequence[str]]) -> np.ndarray:
+        merged = label & np.uint16(1 << IGNORE_BIT)
+        for bit, group in enumerate(groups):
+            members = np.uint16(sum(1 << CLASSES.index(name) for name in group))
+            merged |= (label & members != 0).astype(np.uint16) << np.uint16(bit)
+        return merged
+
     def __repr__(self) -> str:
-        return f'{type(self).__name__}()'
+        return f'{type(self).__name__}(groups={self.groups})'

@@ -17,7 +17,8 @@ FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 class LoadCameraImage(BaseTransform):
     """Load the camera image, whatever its size, with its calibration.
 
-    Required keys: ``img_path``, ``intrinsics``.
+    Required keys: ``img_path``, ``intrinsics``; ``cam2bev`` where the BEV frame is not the
+    camera's own.
     Added keys: ``img`` (uint8, BGR), ``img_shape``, ``ori_shape``, ``calibration``.
     """
 
@@ -28,7 +29,9 @@ class LoadCameraImage(BaseTransform):
         intrinsics = check_intrinsics(results['intrinsics'], path)
         results['img'] = image
         results['img_shape'] = results['ori_shape'] = (height, width)
-        results['calibration'] = Calibration.native(intrinsics, (width, height))
+        results['calibration'] = Calibration.native(
+            intrinsics, (width, height), results.get('cam2bev')
+        )
         return results
 
     def __repr__(self) -> str:

@@ -17,11 +17,20 @@ class PackBEVInputs(BaseTransform):
     """Pack the image as a uint8 tensor and the label, still packed, as int16.
 
     Required keys: ``img``; ``gt_bev`` where there is one.
-    Returns: ``inputs`` (3, H, W) and ``data_samples`` (`BEVDataSample`).
+    Returns: ``inputs`` (3, H, W), or (cameras, 3, H, W) where ``img`` is a list, and
+    ``data_samples`` (`BEVDataSample`).
     """
 
     def transform(self, results: dict) -> dict:
-        image = np.ascontiguousarray(results['img'].transpose(2, 0, 1))
+        image = results['img']
+        if isinstance(image, list):
+            if len({each.shape for each in image}) > 1:
+                raise ValueError(
+                    f'the images of the cameras differ in shape: {[i.shape[:2] for i in image]}; '
+                    'end EachCamera with BEVResize(scale=...) or BEVRandomCrop(size=...)'
+                )
+            image = np.stack(image)
+        image = np.ascontiguousarray(np.moveaxis(image, -1, -3))
         sample = BEVDataSample(metainfo={k: results[k] for k in META_KEYS if k in results})
         if 'gt_bev' in results:
             label = np.ascontiguousarray(results['gt_bev'])

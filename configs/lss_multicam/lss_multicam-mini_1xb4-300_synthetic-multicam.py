@@ -1,0 +1,9 @@
+# python tools/train.py configs/lss_multicam/lss_multicam-mini_1xb4-300_synthetic-multicam.py
+_base_ = [
+    '../_base_/models/lss_multicam-mini.py',
+    '../_base_/datasets/synthetic_multicam.py',
+    '../_base_/schedules/schedule_300.py',
+    '../_base_/default_runtime.py',
+]
+default_hooks = dict(checkpoint=dict(interval=100), logger=dict(interval=10))
+randomness = dict(seed=0)  # the same run for everybody

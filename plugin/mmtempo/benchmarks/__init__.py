@@ -1,0 +1,12 @@
+"""Benchmarks behind `tools/benchmark.py`: each measures against the stock part, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .harness import Report
+from .splat import splat
+
+BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(splat=splat)
+
+__all__ = ['BENCHMARKS', 'Report']

@@ -1,0 +1,5 @@
+"""The hard machinery, testable without a Runner: torch, numpy and the standard library only."""
+
+from .waits import WaitCounter
+
+__all__ = ['WaitCounter']
