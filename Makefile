@@ -8,6 +8,7 @@ LOCK := requirements/lock-$(STACK).txt
 BIN := $(VENV)/bin
 CONFIG ?= configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
 DATA := data/synthetic_bev
+MULTICAM := data/synthetic_multicam
 PYTEST_ARGS ?=
 READY := $(VENV)/.ready
 
@@ -15,11 +16,11 @@ ifeq ($(wildcard $(LOCK)),)
 $(error STACK=$(STACK) is not known; use STACK=onedl or STACK=openmmlab)
 endif
 
-.PHONY: help setup data train test test-slow format clean
+.PHONY: help setup data data-multicam train test test-slow format clean
 
 help:
 	@sed -n '1,/^$$/s/^# *//p' Makefile
-	@echo "targets: setup data train test test-slow format clean"
+	@echo "targets: setup data data-multicam train test test-slow format clean"
 
 setup: $(READY)
 
@@ -31,6 +32,11 @@ data: $(DATA)/calib.json
 
 $(DATA)/calib.json: | $(READY)
 	$(BIN)/python tools/dataset_converters/make_synthetic_bev.py $(DATA) --num 400 --num-val 60 --size 800 450
+
+data-multicam: $(MULTICAM)/calib.json
+
+$(MULTICAM)/calib.json: | $(READY)
+	$(BIN)/python tools/dataset_converters/make_synthetic_bev.py $(MULTICAM) --multicam --num 200 --num-val 40 --size 352 198
 
 train: $(READY) data
 	$(BIN)/python tools/train.py $(CONFIG)
@@ -49,4 +55,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-openmmlab build work_dirs data/synthetic_bev .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-openmmlab build work_dirs $(DATA) $(MULTICAM) .mypy_cache .ruff_cache .pytest_cache

@@ -71,6 +71,30 @@ def test_a_part_may_keep_its_own_flag(tiny_cfg: Config) -> None:
     assert model.decode_head.loss_module.legacy
 
 
+def test_a_copy_prepares_its_own_geometry(tiny_cfg: Config) -> None:
+    """As an averaged model does, which may lie on another device."""
+    model = build(tiny_cfg)
+    other = copy.deepcopy(model)
+    assert model.data_preprocessor.prepare_geometry.__self__ is model.view_transform
+    assert other.data_preprocessor.prepare_geometry.__self__ is other.view_transform
+    other.data_preprocessor(batch(tiny_cfg))
+    assert len(other.view_transform.cache) > 0
+    assert len(model.view_transform.cache) == 0
+
+
+@pytest.mark.parametrize('splat', ['bag', 'cumsum'])
+def test_losses_do_not_depend_on_the_splat(tiny_cfg: Config, splat: str) -> None:
+    data = batch(tiny_cfg)
+    losses = {}
+    for name in ('auto', splat):
+        torch.manual_seed(0)
+        model = build(tiny_cfg, view_transform=dict(tiny_cfg.model.view_transform, splat=name))
+        torch.nn.init.normal_(model.decode_head.classify.weight, std=0.1)
+        losses[name] = model(**model.data_preprocessor(data, True), mode='loss')
+    for key, value in losses['auto'].items():
+        torch.testing.assert_close(losses[splat][key], value, atol=1e-5, rtol=1e-4)
+
+
 def test_forward_and_backward_wait_for_nothing(tiny_cfg: Config) -> None:
     model, data = build(tiny_cfg), batch(tiny_cfg)
     with WaitCounter() as counter:

@@ -150,7 +150,7 @@ def test_auto_takes_column_where_it_is_exact_and_says_so_once() -> None:
         assert module.prepare(calibrations(skew=1.0), IMAGE).formulation == 'bag'
         assert module.prepare(rig(), IMAGE).formulation == 'bag'
     assert len(said) == 2
-    assert "takes 'column': cameras without skew or tilt" in said[0]
+    assert "takes 'column': exact for cameras without skew or tilt" in said[0]
     assert "takes 'bag': camera 0 of sample 0 has skew" in said[1]
 
 

@@ -8,8 +8,10 @@ import os
 import platform
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,26 +84,45 @@ def interleave(
     shuffled = random.Random(0)
     names = list(arms)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(warm_up + rounds):
-        shuffled.shuffle(names)
-        for name in names:
-            # What one arm left behind is not collected in another one's time.
-            gc.collect()
-            gc.disable()
-            start = clock()
-            arms[name]()
-            took = clock() - start
-            gc.enable()
-            if number >= warm_up:
-                seconds[name].append(took)
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through again and again
+    try:
+        for number in range(warm_up + rounds):
+            shuffled.shuffle(names)
+            for name in names:
+                # What one arm left behind is not collected in another one's time.
+                gc.collect()
+                gc.disable()
+                start = clock()
+                arms[name]()
+                took = clock() - start
+                gc.enable()
+                if number >= warm_up:
+                    seconds[name].append(took)
+    finally:
+        gc.enable()
+        gc.unfreeze()
     return {name: Timing(values) for name, values in seconds.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's profiler from writing its own start and stop to the terminal."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with open(os.devnull, 'wb') as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def allocated_bytes(work: Callable[[], Any]) -> int:
     """Sum of all that `work` asks the CPU allocator for, temporaries of operators included."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with _quiet(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         work()
     events = profile.profiler.kineto_results.events()
     return sum(max(event.nbytes(), 0) for event in events if event.name() == '[memory]')

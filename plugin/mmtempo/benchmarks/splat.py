@@ -18,8 +18,7 @@ from rich.table import Table
 from ..bev.calibration import pixel_to_bev
 from ..bev.frustum import SplatGeometry
 from ..bev.lift_splat_shoot import LiftSplatShoot
-from ..bev.splat import SPLATS
-from ..bev.splat import splat as run_splat
+from ..bev.splat import SPLATS, splat
 from ..core.waits import WaitCounter
 from .harness import Report, allocated_bytes, interleave, ratio
 
@@ -112,7 +111,7 @@ def make_inputs(geometry: SplatGeometry, dtype: torch.dtype) -> list[torch.Tenso
 def step(inputs: list[torch.Tensor], geometry: SplatGeometry) -> tuple[torch.Tensor, ...]:
     """Forward and backward."""
     context, depth, grad = inputs
-    grid = run_splat(context, depth, geometry)
+    grid = splat(context, depth, geometry)
     return (grid.detach(), *torch.autograd.grad(grid, [context, depth], grad))
 
 
@@ -154,7 +153,7 @@ def _arms_of(workload: Workload) -> dict[str, LiftSplatShoot]:
     return {name: workload.view(name) for name in SPLATS if column or name != 'column'}
 
 
-def splat(quick: bool) -> Report:
+def measure_splat(quick: bool) -> Report:
     """All formulations on the reference shapes: time, bytes, memory, error, waits."""
     # The view transform's own words on its choice would be repeated for each of many.
     MMLogger.get_instance('benchmark', log_level='WARNING')

@@ -75,9 +75,9 @@ def unlike_column(pix2bev: np.ndarray) -> str | None:
     image row only: cameras without skew that stand upright. Checked to the last bit.
     """
     kinds = {
+        'a projective last row': [(3, 0), (3, 1)],
         'skew, roll or pitch (x or z of a ray depends on the image row)': [(0, 1), (2, 1)],
         'roll (the height of a ray depends on the image column)': [(1, 0)],
-        'a projective last row': [(3, 0), (3, 1)],
     }
     for what, places in kinds.items():
         wrong = np.any([pix2bev[..., i, j] != 0 for i, j in places], axis=0)

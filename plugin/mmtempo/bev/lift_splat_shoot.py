@@ -160,7 +160,9 @@ class LiftSplatShoot(BaseModule):
                 f"LiftSplatShoot: splat='column' is not exact here: {problem}; "
                 "use splat='auto' or 'bag'"
             )
-        choice, why = ('bag', problem) if problem else ('column', 'cameras without skew or tilt')
+        choice, why = (
+            ('bag', problem) if problem else ('column', 'exact for cameras without skew or tilt')
+        )
         if self.splat == 'auto' and choice not in self._said:
             self._said.add(choice)
             print_log(f"LiftSplatShoot: splat='auto' takes '{choice}': {why}", logger='current')
