@@ -53,7 +53,7 @@ def test_predicts_without_labels(tiny_cfg: Config) -> None:
 def test_legacy_reaches_every_part(tiny_cfg: Config) -> None:
     model = build(tiny_cfg, legacy=True)
     view = model.view_transform
-    assert [view.unit_bins, view.truncate_cells, view.linspace_pixels] == [True] * 3
+    assert [view.unit_bins, view.frustum.truncate_cells, view.frustum.linspace_pixels] == [True] * 3
     assert model.decode_head.loss_module.legacy
     assert model.data_preprocessor.legacy_size == (800, 600)
     losses = model(**model.data_preprocessor(batch(tiny_cfg), True), mode='loss')

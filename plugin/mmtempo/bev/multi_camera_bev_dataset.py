@@ -40,7 +40,7 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
 
     Args:
         cameras: Folders of the cameras, in the order in which the model sees them.
-            Defaults to nuScenes' six cameras.
+            Defaults to nuScenes' 6 cameras.
         label_size: Rows and columns of a label. Defaults to (200, 200).
         **kwargs: As for `NuScenesBEVDataset`.
     """
