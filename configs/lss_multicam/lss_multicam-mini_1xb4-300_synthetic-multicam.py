@@ -5,5 +5,6 @@ _base_ = [
     '../_base_/schedules/schedule_300.py',
     '../_base_/default_runtime.py',
 ]
+train_dataloader = val_dataloader = test_dataloader = dict(pin_memory=False)  # no device
 default_hooks = dict(checkpoint=dict(interval=100), logger=dict(interval=10))
 randomness = dict(seed=0)  # the same run for everybody

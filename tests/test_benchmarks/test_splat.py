@@ -77,7 +77,7 @@ def test_peak_memory_in_a_process_of_its_own() -> None:
 def test_a_training_step_changes_the_model() -> None:
     from mmtempo.benchmarks.model_step import TrainingStep
 
-    training = TrainingStep('mini', (64, 96), 1, 'auto')
+    training = TrainingStep(benchmark.QUICK_STEP[0], (64, 96), 1, 'auto')
     before = training.model.decode_head.classify.weight.clone()
     training()
     assert not torch.equal(before, training.model.decode_head.classify.weight)

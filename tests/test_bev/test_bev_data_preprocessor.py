@@ -74,6 +74,16 @@ def test_legacy_calibration() -> None:
     assert pix2bev[0, 0, 1, 1] == pytest.approx(1 / 60)
 
 
+def test_legacy_calibration_is_for_one_camera() -> None:
+    data = batch()
+    for sample in data['data_samples']:
+        sample.set_metainfo(dict(calibration=[sample.calibration] * 2))
+    preprocessor = BEVDataPreprocessor(legacy_size=(800, 600))
+    preprocessor.prepare_geometry = lambda *seen: seen
+    with pytest.raises(ValueError, match='legacy_size is for one camera, found 2'):
+        preprocessor(data)
+
+
 def test_several_cameras_a_sample() -> None:
     data = batch()
     for sample in data['data_samples']:

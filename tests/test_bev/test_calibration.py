@@ -156,7 +156,8 @@ def test_pixels_look_where_points_are(yaw: float, tilt: float, skew: float, flip
         (np.eye(3).tolist(), 'must be 4x4'),
         ('none', '4x4 matrix of numbers'),
         ((2 * np.eye(4)).tolist(), 'a rotation and a translation'),
-        (np.full((4, 4), np.nan).tolist(), 'a rotation and a translation'),
+        (np.diag([-1.0, 1, 1, 1]).tolist(), 'a rotation and a translation'),
+        (np.full((4, 4), np.nan).tolist(), 'contains NaN'),
     ],
 )
 def test_wrong_poses(pose: object, message: str) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import torch
 
 from mmtempo.bev.frustum import Placement
 from mmtempo.bev.geometry_cache import GeometryCache
+
+from .test_splat import Operations
 
 
 class Maker:
@@ -70,9 +75,31 @@ def test_optional_fields() -> None:
         assert placement.hint.flatten().tolist() == [float(ord(key)) for key in keys]
 
 
-def test_what_is_kept_does_not_hold_on_to_its_batch() -> None:
+def test_what_is_used_again_lets_go_of_its_batch() -> None:
     cache = GeometryCache(4)
     fetch(cache, 'abcd')
-    for placement in cache._kept.values():
+    fetch(cache, 'bd')
+    for key, (placement, _) in cache._kept.items():
         cells = placement.cells
-        assert cells.untyped_storage().nbytes() == cells.numel() * cells.element_size()
+        alone = cells.untyped_storage().nbytes() == cells.numel() * cells.element_size()
+        assert alone == (key in 'bd')
+
+
+def test_what_is_never_used_again_is_never_copied() -> None:
+    cache = GeometryCache(4)
+    keys = 'abcdefghijklmnop'
+    with Operations() as operations:
+        for start in range(0, 16, 4):
+            fetch(cache, keys[start : start + 4])
+    assert not {'clone', 'copy_', 'stack', 'cat'} & set(operations.names)
+    with Operations() as operations:
+        fetch(cache, 'mn')
+        fetch(cache, 'nm')
+    assert operations.names.count('clone') == 6  # three fields of two samples, once
+
+
+def test_copies_start_empty() -> None:
+    cache = GeometryCache(4)
+    fetch(cache, 'abcd')
+    for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert (len(other), other.size) == (0, 4)

@@ -166,7 +166,7 @@ def test_wrong_feature_size_names_the_stride() -> None:
     geometry = module.prepare(calibrations(), IMAGE)
     with pytest.raises(ValueError, match='view_transform.stride = 8 must be that of the backbone'):
         module(torch.randn(2, 5, 4, 5), geometry)
-    with pytest.raises(ValueError, match='for 2 images'):
+    with pytest.raises(ValueError, match='features of 3 images, but calibrations of 2'):
         module(torch.randn(3, 5, *FEATURES), geometry)
 
 

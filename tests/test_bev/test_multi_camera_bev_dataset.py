@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -93,8 +94,20 @@ def test_everything_wrong_is_named_at_once(own_root: Path) -> None:
 
 def test_missing_camera_folder(own_root: Path) -> None:
     shutil.rmtree(own_root / 'img_dir/train/CAM_FRONT')
-    with pytest.raises(FileNotFoundError, match=r'camera CAM_FRONT: .*--multicam'):
+    with pytest.raises(
+        FileNotFoundError, match=r'CAM_FRONT does not exist; .* for each of cameras'
+    ):
         build(own_root)
+    assert len(build(own_root, cameras=['CAM_BACK'])) == 5
+    for cameras in ([], 'CAM_BACK'):
+        with pytest.raises(ValueError, match='must name cameras, found'):
+            build(own_root, cameras=cameras)
+
+
+def test_classes_of_label_and_data_set_must_agree(multicam_root: str) -> None:
+    """Else a vehicle would be whatever the first bit says."""
+    with pytest.raises(ValueError, match='labels of 14 classes, but metainfo.classes names 1: veh'):
+        build(multicam_root, metainfo=dict(classes=('vehicle',)))
 
 
 def test_calibrations_of_one_camera_are_refused(own_root: Path) -> None:
@@ -126,7 +139,10 @@ def test_trains_tests_and_resumes(multicam_cfg: Config, tmp_path: Path) -> None:
     assert all(torch.equal(after[key], value) for key, value in before.items())
     metrics = runner.test()
     assert 'IoU.vehicle' in metrics
-    assert len(list((tmp_path / 'out').iterdir())) == 2
+    pictures = [cv2.imread(str(path)) for path in (tmp_path / 'out').iterdir()]
+    assert len(pictures) == 2
+    vehicle = multicam_cfg.val_dataloader.dataset.metainfo.palette[0]
+    assert any((picture == vehicle[::-1]).all(-1).any() for picture in pictures)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from mmtempo.bev.transforms import (
     BEVResize,
     EachCamera,
     LoadBEVAnnotation,
+    LoadCameraImage,
     PackBEVInputs,
 )
 
@@ -134,6 +135,33 @@ def test_each_camera_draws_its_own_random_numbers() -> None:
     assert [image.shape for image in after['img']] == [(50, 100, 3)] * 2
     first, second = (camera.intrinsics[:2, 2].tolist() for camera in after['calibration'])
     assert first != second
+
+
+def test_several_cameras_where_one_belongs_and_the_reverse() -> None:
+    for transform in (BEVRandomCrop(size=(10, 10)), BEVResize(scale=(10, 10))):
+        with pytest.raises(ValueError, match="has 2 cameras; put it into dict.type='EachCamera'"):
+            transform(rig_results())
+    with pytest.raises(ValueError, match='LoadCameraImage: the sample has 2 cameras'):
+        LoadCameraImage()(dict(img_path=['a.jpg', 'b.jpg']))
+    with pytest.raises(ValueError, match='img_path is not a list, so the sample has one camera'):
+        EachCamera([])(results())
+
+
+def test_single_cameras_are_not_mirrored() -> None:
+    flip = EachCamera([dict(type='BEVRandomFlip', prob=1.0)])
+    image = {key: results()[key] for key in ('img', 'calibration')}
+    flip.transforms.transforms.insert(0, lambda camera: camera | image)
+    sample = dict(img_path=['a.jpg'], intrinsics=[np.eye(3)], cam2bev=[np.eye(4)])
+    with pytest.raises(ValueError, match='put BEVRandomFlip behind EachCamera'):
+        flip(sample)
+    flip.transforms.transforms[:] = [lambda camera: None]
+    assert flip(sample) is None
+
+
+@pytest.mark.parametrize('groups', ['car', [], [[]], ['car'], [['car']] * 15])
+def test_wrong_label_groups(groups: list) -> None:
+    with pytest.raises(ValueError, match='must be 1 to 14 lists of class names'):
+        LoadBEVAnnotation(groups=groups)
 
 
 def test_label_groups(bev_root: str) -> None:

@@ -23,6 +23,12 @@ VALUES = torch.tensor([1.0, -2.0, 3.0])
         lambda: torch.where(VALUES > 0),
         lambda: VALUES.masked_select(VALUES > 0),
         lambda: torch.equal(VALUES, VALUES),
+        lambda: torch.allclose(VALUES, VALUES),
+        lambda: VALUES.unique(),
+        lambda: VALUES.unique(dim=0),
+        lambda: VALUES.unique_consecutive(),
+        lambda: torch.tensor([0, 2]).bincount(),
+        lambda: VALUES.repeat_interleave(torch.tensor([1, 2, 0])),
     ],
 )
 def test_counts_what_waits(work: Callable) -> None:
@@ -35,5 +41,5 @@ def test_does_not_count_what_does_not() -> None:
     with WaitCounter() as counter:
         total = VALUES.softmax(0) @ VALUES
         chosen = VALUES[torch.tensor([0, 2])] + torch.where(VALUES > 0, VALUES, 0).sum()
-        (total + chosen).to('cpu', non_blocking=True)
+        (total + chosen).repeat_interleave(2).to('cpu', non_blocking=True)
     assert counter.waits == []

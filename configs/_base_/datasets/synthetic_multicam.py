@@ -41,6 +41,7 @@ train_dataloader = dict(
     batch_size=4,
     num_workers=2,
     persistent_workers=True,
+    pin_memory=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type=dataset_type,
@@ -54,6 +55,7 @@ val_dataloader = dict(
     batch_size=4,
     num_workers=2,
     persistent_workers=True,
+    pin_memory=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         type=dataset_type,

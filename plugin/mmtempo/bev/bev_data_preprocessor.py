@@ -97,4 +97,9 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
     def _intrinsics(self, rig: Sequence[Calibration]) -> np.ndarray:
         if self.legacy_size is None:
             return np.stack([camera.intrinsics for camera in rig])
+        if len(rig) > 1:
+            raise ValueError(
+                f'data_preprocessor.legacy_size is for one camera, found {len(rig)}: the older '
+                'code had no more; set model.legacy=False, or data_preprocessor.legacy_size=None'
+            )
         return np.stack([camera.legacy_intrinsics(self.legacy_size) for camera in rig])

@@ -18,10 +18,14 @@ from .labels import PALETTE
 from .transforms.load_camera_image import FLAGS as CAMERA_FLAGS
 
 
-def paint_bev(occupancy: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
-    """Colour planes (classes, rows, columns) as BGR, nearest row at the bottom."""
+def paint_bev(
+    occupancy: np.ndarray,
+    valid: np.ndarray | None = None,
+    palette: Sequence[Sequence[int]] = PALETTE,
+) -> np.ndarray:
+    """Colour planes (classes, rows, columns) as BGR, the first row at the bottom."""
     image = np.full((*occupancy.shape[1:], 3), 255, np.uint8)
-    for plane, colour in zip(occupancy, PALETTE):
+    for plane, colour in zip(occupancy, palette):
         image[plane] = colour[::-1]
     if valid is not None:
         # What does not count is shown, but dark.
@@ -80,23 +84,24 @@ class BEVVisualizationHook(Hook):
             if 'skipped' in sample:
                 continue
             path = osp.join(self.out_dir, f'{sample.token}.png')
-            write_image(path, self._picture(sample))
+            palette = runner.test_loop.dataloader.dataset.metainfo.get('palette', PALETTE)
+            write_image(path, self._picture(sample, palette))
             self._written += 1
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if self.draw:
             runner.logger.info(f'{self._written} pictures in {osp.abspath(str(self.out_dir))}')
 
-    def _picture(self, sample: BEVDataSample) -> np.ndarray:
+    def _picture(self, sample: BEVDataSample, palette: Sequence[Sequence[int]]) -> np.ndarray:
         camera = self._cameras(sample.img_path)
         predicted = (sample.pred_logits.sigmoid() > self.threshold).cpu().numpy()
         if 'gt_occupancy' in sample:
             valid = sample.gt_valid.cpu().numpy()
             truth = sample.gt_occupancy.cpu().numpy()
-            parts = [camera, paint_bev(predicted, valid), paint_bev(truth, valid)]
+            maps = [paint_bev(planes, valid, palette) for planes in (predicted, truth)]
         else:
-            parts = [camera, paint_bev(predicted)]
-        return np.hstack([self._scaled(part) for part in parts])
+            maps = [paint_bev(predicted, palette=palette)]
+        return np.hstack([self._scaled(part) for part in [camera, *maps]])
 
     def _cameras(self, paths: str | Sequence[str]) -> np.ndarray:
         """The camera's image, or those of all cameras in rows of three."""

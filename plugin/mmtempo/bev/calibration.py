@@ -51,9 +51,12 @@ def check_pose(matrix: Any, where: str) -> np.ndarray:
         ) from None
     if array.shape != (4, 4):
         raise ValueError(f'{where}: a pose must be 4x4, found shape {array.shape}')
+    if not np.isfinite(array).all():
+        raise ValueError(f'{where}: a pose contains NaN or infinity: {array.tolist()}')
     rotation = array[:3, :3]
     rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-    if not (np.isfinite(array).all() and rigid and np.allclose(array[3], [0, 0, 0, 1])):
+    right_handed = np.linalg.det(rotation) > 0
+    if not (rigid and right_handed and np.allclose(array[3], [0, 0, 0, 1])):
         raise ValueError(
             f'{where}: a pose must be a rotation and a translation, found {array.tolist()}'
         )

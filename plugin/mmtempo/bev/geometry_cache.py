@@ -21,7 +21,12 @@ class GeometryCache:
         self.size = size
         self.hits = 0
         self.misses = 0
-        self._kept: OrderedDict[Hashable, Placement] = OrderedDict()
+        # Whether a placement has memory of its own, or is one row of the batch it came in.
+        self._kept: OrderedDict[Hashable, tuple[Placement, bool]] = OrderedDict()
+
+    def __reduce__(self) -> tuple:
+        # Copies of a model, and files of it, start with an empty cache.
+        return type(self), (self.size,)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -42,31 +47,37 @@ class GeometryCache:
         made: dict[Hashable, Placement] = {}
         if missing:
             batch = make(list(missing.values()))
-            made = dict(zip(missing, _split(batch)))
+            made = dict(zip(missing, _rows(batch)))
             if len(missing) == len(keys):
                 self._keep(made)
                 return batch
-        found = [made[key] if key in made else self._kept[key] for key in keys]
-        for key in keys:
-            if key not in made:
-                self._kept.move_to_end(key)
+        found = [made[key] if key in made else self._take(key) for key in keys]
         self._keep(made)
         return Placement._make(
             None if field[0] is None else torch.stack(field) for field in zip(*found)
         )
 
+    def _take(self, key: Hashable) -> Placement:
+        """A known placement; from its first use on it has memory of its own.
+
+        So what is used lets its batch go, and what is never used, as with random augmentation,
+        is never copied and leaves with its batch.
+        """
+        placement, own = self._kept[key]
+        if not own:
+            placement = Placement._make(None if t is None else t.clone() for t in placement)
+            self._kept[key] = placement, True
+        self._kept.move_to_end(key)
+        return placement
+
     def _keep(self, made: dict[Hashable, Placement]) -> None:
-        self._kept.update(made)
+        self._kept.update((key, (placement, False)) for key, placement in made.items())
         while len(self._kept) > self.size:
             self._kept.popitem(last=False)
 
 
-def _split(batch: Placement) -> list[Placement]:
-    """Placements of single samples, in memory of their own: none keeps the batch alive."""
-    samples = len(batch.cells)
-    fields = []
-    for field in batch:
-        # torch's own stub says that it returns nothing.
-        pieces = None if field is None else torch.unbind_copy(field)  # type: ignore
-        fields.append(pieces or [None] * samples)
+def _rows(batch: Placement) -> list[Placement]:
+    """Placements of single samples, as views of the batch's."""
+    nothing = [None] * len(batch.cells)
+    fields = [nothing if field is None else field.unbind() for field in batch]
     return [Placement._make(sample) for sample in zip(*fields)]

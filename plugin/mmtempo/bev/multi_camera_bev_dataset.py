@@ -53,6 +53,8 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
         label_size: Sequence[int] = (200, 200),
         **kwargs: Any,
     ) -> None:
+        if isinstance(cameras, str) or not cameras:
+            raise ValueError(f'MultiCameraBEVDataset.cameras must name cameras, found {cameras!r}')
         self.cameras = tuple(cameras)
         super().__init__(label_size=label_size, **kwargs)
 
@@ -63,7 +65,12 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
         by_camera = []
         for camera in self.cameras:
             path = osp.join(folder, camera)
-            self._check_exists(path, f'data_prefix.img_path, camera {camera}', osp.isdir, root)
+            if not osp.isdir(path):
+                raise FileNotFoundError(
+                    f'{osp.abspath(path)} does not exist; data_prefix.img_path must hold a folder '
+                    f'for each of cameras={list(self.cameras)}; to generate data: '
+                    f'{self.HOW_TO_GENERATE} NEW_FOLDER'
+                )
             by_camera.append(self._by_token(path, IMAGE_SUFFIXES))
         tokens = set().union(*by_camera)
         return {token: [images.get(token) for images in by_camera] for token in tokens}

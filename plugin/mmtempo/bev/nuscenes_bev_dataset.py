@@ -20,6 +20,7 @@ from .bev_data_sample import BEVDataSample
 from .calibration import check_intrinsics
 from .errors import BadSampleError
 from .labels import CLASSES, IGNORE_BIT, PALETTE
+from .transforms.load_bev_annotation import LoadBEVAnnotation
 
 IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg')
 
@@ -98,6 +99,19 @@ class NuScenesBEVDataset(BaseDataset):
         if data_prefix is None:
             data_prefix = dict(img_path='img_dir/train', bev_path='ann_bev_dir/train')
         super().__init__(data_root=data_root, data_prefix=data_prefix, **kwargs)
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        """A label says which bit is set; that the bits mean what `metainfo` says is up to us."""
+        for transform in self.pipeline.transforms:
+            if isinstance(transform, LoadBEVAnnotation):
+                loaded, named = len(transform.groups or CLASSES), self.metainfo['classes']
+                if loaded != len(named):
+                    raise ValueError(
+                        f'LoadBEVAnnotation gives labels of {loaded} classes, but '
+                        f'metainfo.classes names {len(named)}: {", ".join(named)}; make '
+                        'LoadBEVAnnotation(groups=...) and metainfo=dict(classes=...) agree'
+                    )
 
     def full_init(self) -> None:
         if self._fully_initialized:

@@ -8,7 +8,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Their result is a Python number, or a shape that depends on values.
-WAITING = {'aten._local_scalar_dense', 'aten.nonzero', 'aten.masked_select', 'aten.equal'}
+WAITING = {
+    'aten._local_scalar_dense',
+    'aten._unique2',
+    'aten.allclose',
+    'aten.bincount',
+    'aten.equal',
+    'aten.masked_select',
+    'aten.nonzero',
+    'aten.repeat_interleave',
+    'aten.unique_consecutive',
+    'aten.unique_dim',
+}
 
 
 class WaitCounter(TorchDispatchMode):

@@ -8,6 +8,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
 
+from .each_camera import check_single_image
+
 
 @TRANSFORMS.register_module()
 class BEVRandomCrop(BaseTransform):
@@ -43,6 +45,7 @@ class BEVRandomCrop(BaseTransform):
         self.y = (float(y[0]), float(y[1]))
 
     def transform(self, results: dict) -> dict:
+        check_single_image(results, type(self).__name__)
         height, width = results['img'].shape[:2]
         if self.size[0] > width or self.size[1] > height:
             raise ValueError(

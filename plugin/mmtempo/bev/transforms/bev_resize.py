@@ -3,6 +3,8 @@
 from mmcv.transforms import Resize
 from mmengine.registry import TRANSFORMS
 
+from .each_camera import check_single_image
+
 
 @TRANSFORMS.register_module()
 class BEVResize(Resize):
@@ -12,6 +14,7 @@ class BEVResize(Resize):
     """
 
     def transform(self, results: dict) -> dict:
+        check_single_image(results, type(self).__name__)
         results = super().transform(results)
         height, width = results['img'].shape[:2]
         results['calibration'] = results['calibration'].resized(width, height)

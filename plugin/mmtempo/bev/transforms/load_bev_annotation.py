@@ -26,6 +26,14 @@ class LoadBEVAnnotation(BaseTransform):
     """
 
     def __init__(self, groups: Sequence[Sequence[str]] | None = None) -> None:
+        if groups is not None and (
+            not 1 <= len(groups) <= IGNORE_BIT
+            or not all(group and not isinstance(group, str) for group in groups)
+        ):
+            raise ValueError(
+                f'LoadBEVAnnotation.groups must be 1 to {IGNORE_BIT} lists of class names, such as '
+                f"[['car', 'truck'], ['pedestrian']], found {groups!r:.100}"
+            )
         unknown = {name for group in groups or () for name in group} - set(CLASSES)
         if unknown:
             raise ValueError(

@@ -24,6 +24,11 @@ class LoadCameraImage(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         path = results['img_path']
+        if isinstance(path, list):
+            raise ValueError(
+                f'LoadCameraImage: the sample has {len(path)} cameras; put what is done to single '
+                "images into dict(type='EachCamera', transforms=[...])"
+            )
         image = decode(read_file(path, 'image'), FLAGS, path, 'image')
         height, width = image.shape[:2]
         intrinsics = check_intrinsics(results['intrinsics'], path)
