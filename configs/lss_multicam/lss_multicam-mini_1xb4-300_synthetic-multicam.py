@@ -5,6 +5,7 @@ _base_ = [
     '../_base_/schedules/schedule_300.py',
     '../_base_/default_runtime.py',
 ]
-train_dataloader = val_dataloader = test_dataloader = dict(pin_memory=False)  # no device
+train_dataloader = dict(num_workers=2, pin_memory=False)  # two cores, and no device to pin for
+val_dataloader = test_dataloader = train_dataloader
 default_hooks = dict(checkpoint=dict(interval=100), logger=dict(interval=10))
 randomness = dict(seed=0)  # the same run for everybody

@@ -157,7 +157,7 @@ def test_pixels_look_where_points_are(yaw: float, tilt: float, skew: float, flip
         ('none', '4x4 matrix of numbers'),
         ((2 * np.eye(4)).tolist(), 'a rotation and a translation'),
         (np.diag([-1.0, 1, 1, 1]).tolist(), 'a rotation and a translation'),
-        (np.full((4, 4), np.nan).tolist(), 'contains NaN'),
+        (np.full((4, 4), np.nan).tolist(), 'contain NaN'),
     ],
 )
 def test_wrong_poses(pose: object, message: str) -> None:

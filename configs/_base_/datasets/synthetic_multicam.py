@@ -1,5 +1,5 @@
 # Six views of one scene (make_synthetic_bev.py --multicam): 352x128 images, labels of 200x200 cells.
-dataset_type = 'MultiCameraBEVDataset'
+_base_ = ['./nuscenes_bev.py']
 data_root = 'data/synthetic_multicam'
 vehicles = [
     'car',
@@ -11,7 +11,7 @@ vehicles = [
     'bicycle',
 ]
 metainfo = dict(classes=('vehicle',), palette=[(250, 120, 20)])
-# Every camera gets a crop of its own, mostly of sky: hardly any calibration comes twice.
+# Each camera gets a crop of its own, which cuts off mostly sky: few calibrations come twice.
 train_pipeline = [
     dict(
         type='EachCamera',
@@ -37,35 +37,7 @@ test_pipeline = [
     dict(type='LoadBEVAnnotation', groups=[vehicles]),
     dict(type='PackBEVInputs'),
 ]
-train_dataloader = dict(
-    batch_size=4,
-    num_workers=2,
-    persistent_workers=True,
-    pin_memory=True,
-    sampler=dict(type='InfiniteSampler', shuffle=True),
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        data_prefix=dict(img_path='img_dir/train', bev_path='ann_bev_dir/train'),
-        metainfo=metainfo,
-        pipeline=train_pipeline,
-    ),
-)
-val_dataloader = dict(
-    batch_size=4,
-    num_workers=2,
-    persistent_workers=True,
-    pin_memory=True,
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        data_prefix=dict(img_path='img_dir/val', bev_path='ann_bev_dir/val'),
-        metainfo=metainfo,
-        pipeline=test_pipeline,
-        test_mode=True,
-    ),
-)
+six_cameras = dict(type='MultiCameraBEVDataset', data_root=data_root, metainfo=metainfo)
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline, **six_cameras))
+val_dataloader = dict(dataset=dict(pipeline=test_pipeline, **six_cameras))
 test_dataloader = val_dataloader
-val_evaluator = dict(type='BEVIoUMetric')
-test_evaluator = val_evaluator

@@ -23,18 +23,24 @@ CAMERA_NAMES = (
 EGO_TO_BEV = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
 
 
-def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
-    """Return a valid 3x3 float64 intrinsic matrix, or raise ValueError naming `where`."""
+def _matrix(matrix: Any, size: int, what: str, where: str) -> np.ndarray:
+    """A finite square float64 matrix, or ValueError."""
     try:
         array = np.asarray(matrix, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(
-            f'{where}: intrinsics must be a 3x3 matrix of numbers, found {matrix!r:.80}'
+            f'{where}: {what} must be a {size}x{size} matrix of numbers, found {matrix!r:.80}'
         ) from None
-    if array.shape != (3, 3):
-        raise ValueError(f'{where}: intrinsics must be 3x3, found shape {array.shape}')
+    if array.shape != (size, size):
+        raise ValueError(f'{where}: {what} must be {size}x{size}, found shape {array.shape}')
     if not np.isfinite(array).all():
-        raise ValueError(f'{where}: intrinsics contain NaN or infinity: {array.tolist()}')
+        raise ValueError(f'{where}: {what} contain NaN or infinity: {array.tolist()}')
+    return array
+
+
+def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
+    """Return a valid 3x3 float64 intrinsic matrix, or raise ValueError naming `where`."""
+    array = _matrix(matrix, 3, 'intrinsics', where)
     # The condition number is scale-free, unlike the determinant.
     if np.linalg.cond(array) > 1e12:
         raise ValueError(f'{where}: intrinsics are not invertible: {array.tolist()}')
@@ -43,16 +49,7 @@ def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
 
 def check_pose(matrix: Any, where: str) -> np.ndarray:
     """Return a valid rigid 4x4 float64 transform, or raise ValueError naming `where`."""
-    try:
-        array = np.asarray(matrix, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f'{where}: a pose must be a 4x4 matrix of numbers, found {matrix!r:.80}'
-        ) from None
-    if array.shape != (4, 4):
-        raise ValueError(f'{where}: a pose must be 4x4, found shape {array.shape}')
-    if not np.isfinite(array).all():
-        raise ValueError(f'{where}: a pose contains NaN or infinity: {array.tolist()}')
+    array = _matrix(matrix, 4, 'the numbers of a pose', where)
     rotation = array[:3, :3]
     rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
     right_handed = np.linalg.det(rotation) > 0
