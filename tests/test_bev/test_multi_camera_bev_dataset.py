@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 from mmtempo.bev import MultiCameraBEVDataset
 from mmtempo.bev.calibration import CAMERA_NAMES, EGO_TO_BEV
 from mmtempo.core import WaitCounter
+from mmtempo.doctor.preflight import preflight
 
 from ..conftest import MULTICAM, tiny_options
 
@@ -165,6 +166,15 @@ def test_a_camera_lights_up_its_side_of_the_grid(
     places = lit.nonzero()[:, axis]
     assert len(places) > 300
     assert ((places >= 100) == after_middle).float().mean() > 0.98
+
+
+def test_tilted_cameras_are_no_columns_and_that_is_said_before_the_run(
+    multicam_cfg: Config,
+) -> None:
+    preflight(multicam_cfg)
+    multicam_cfg.model.view_transform.splat = 'column'
+    with pytest.raises(ValueError, match="'column' is not exact here: .* use splat='auto'"):
+        preflight(multicam_cfg)
 
 
 def test_nothing_waits(multicam_cfg: Config) -> None:

@@ -44,6 +44,17 @@ def test_the_config_is_left_as_it_was(tiny_cfg: Config) -> None:
         (dict(val_evaluator__type='NoMetric'), KeyError, 'NoMetric is not in the'),
         (dict(default_hooks__timer__type='NoHook'), KeyError, 'NoHook is not in the'),
         # ours, where it has none
+        (dict(model__view_transform__stride=32), ValueError, 'view_transform.stride = 32 must be'),
+        (
+            dict(model__view_transform__in_channels=64),
+            ValueError,
+            'a sample of train_dataloader.dataset does not pass through the model: .*channels',
+        ),
+        (
+            dict(model__decode_head__num_blocks=(1,)),
+            ValueError,
+            r'Target size(.|\n)*label_size of the data',
+        ),
         (dict(train_cfg__val_intervall=3), TypeError, r"train_cfg: .* takes no 'val_intervall'"),
         (
             dict(train_dataloader__batchsize=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import os.path as osp
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from zipfile import is_zipfile
 
 import torch
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from mmengine.hooks import CheckpointHook
 from mmengine.model import BaseTTAModel
 from mmengine.optim import build_optim_wrapper
@@ -33,6 +35,7 @@ from mmengine.registry import (
 from mmengine.runner import Runner, find_latest_checkpoint
 from torch.utils.data import DataLoader
 
+from ..bev import BEVSegmentor
 from ..serialization import load_from_local
 from ..stack import OPS_COMMAND, has_compiled_ops, installed_versions
 
@@ -51,8 +54,9 @@ def preflight(cfg: Config, test: bool = False) -> None:
     """Build what can be built without side effects; raise on the first thing that cannot.
 
     Builds every data set that the run uses and fetches one sample of each; builds the
-    model and the optimizer; resolves the types and checks the keys of everything else;
-    compares a checkpoint with the model. mmengine's own messages come through unchanged.
+    model and the optimizer, and takes each sample through the model if it is one of ours;
+    resolves the types and checks the keys of everything else; compares a checkpoint with the
+    model. mmengine's own messages come through unchanged.
 
     Args:
         cfg: The config, complete.
@@ -61,21 +65,45 @@ def preflight(cfg: Config, test: bool = False) -> None:
     # Stock classes write into the dictionaries they are built from.
     cfg = copy.deepcopy(cfg)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
-        for split in ['test'] if test else ['train', 'val']:
-            _check_split(cfg, split, optional=split == 'val')
+        samples = {
+            split: _check_split(cfg, split, optional=split == 'val')
+            for split in (['test'] if test else ['train', 'val'])
+        }
         for where, registry, part in _parts(cfg):
             _check_type(registry, part, where)
         model = _build_model(cfg.model)
         # A strategy builds its optimizer in a way of its own.
         if not test and 'strategy' not in cfg:
             build_optim_wrapper(model, cfg.optim_wrapper)
+    if isinstance(model, BEVSegmentor):
+        for split, sample in samples.items():
+            if sample is not None:
+                _try_model(model, sample, split)
     _check_checkpoint(cfg, model, test)
 
 
-def _check_split(cfg: Config, split: str, optional: bool) -> None:
+def _try_model(model: BEVSegmentor, sample: dict, split: str) -> None:
+    """Strides, channels, calibrations and sizes of labels fit, or the error says so now."""
+    logging.disable(logging.INFO)  # what the model has to say, it says in the run
+    try:
+        data = model.data_preprocessor(pseudo_collate([sample]))
+        with torch.no_grad():
+            model.eval()(**data, mode='loss' if split == 'train' else 'predict')
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f'a sample of {split}_dataloader.dataset does not pass through the model: {error}\n'
+            '  where sizes disagree, compare channels, stride and grid of backbone, view_transform '
+            'and decode_head, and label_size of the data set'
+        ) from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _check_split(cfg: Config, split: str, optional: bool) -> Any:
+    """One sample of the split; None where there is no such split."""
     loader, loop = cfg.get(f'{split}_dataloader'), cfg.get(f'{split}_cfg')
     if loader is None and loop is None and optional:
-        return
+        return None
     for key, value in ((f'{split}_dataloader', loader), (f'{split}_cfg', loop)):
         if value is None:
             raise ValueError(f'{key} is missing from the config')
@@ -84,7 +112,7 @@ def _check_split(cfg: Config, split: str, optional: bool) -> None:
     evaluators = cfg.get(f'{split}_evaluator') or []
     for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
         _check_evaluator(evaluator, f'{split}_evaluator')
-    _check_dataloader(loader, f'{split}_dataloader')
+    return _check_dataloader(loader, f'{split}_dataloader')
 
 
 def _check_evaluator(evaluator: Mapping, where: str) -> None:
@@ -98,7 +126,7 @@ def _check_evaluator(evaluator: Mapping, where: str) -> None:
         _check_type(METRICS, metric, f'{where}.metrics')
 
 
-def _check_dataloader(loader: Mapping, key: str) -> None:
+def _check_dataloader(loader: Mapping, key: str) -> Any:
     known = set(inspect.signature(DataLoader).parameters) | DATALOADER_EXTRAS
     unknown = sorted(set(loader) - known)
     if unknown:
@@ -117,10 +145,10 @@ def _check_dataloader(loader: Mapping, key: str) -> None:
         _check_type(FUNCTIONS, loader['collate_fn'], f'{key}.collate_fn')
     if loader.get('dataset') is None:
         raise ValueError(f'{key}.dataset is missing from the config')
-    _check_dataset(loader['dataset'], f'{key}.dataset')
+    return _check_dataset(loader['dataset'], f'{key}.dataset')
 
 
-def _check_dataset(cfg: Mapping, key: str) -> None:
+def _check_dataset(cfg: Mapping, key: str) -> Any:
     where = f'{key} ({cfg.get("type")})'
     try:
         dataset = DATASETS.build(cfg)
@@ -139,7 +167,7 @@ def _check_dataset(cfg: Mapping, key: str) -> None:
         raise ValueError(
             f'{where} is empty; check its data_root ({cfg.get("data_root")!r}) and data_prefix'
         )
-    dataset[0]  # the whole pipeline, once
+    return dataset[0]  # the whole pipeline, once
 
 
 def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
