@@ -56,12 +56,16 @@ def own_bev_root(bev_root: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bev_root, tmp_path / 'bev'))
 
 
+def next_name() -> str:
+    """Of an experiment; names loggers and message hubs, which live as long as the process does."""
+    return f'test{next(_runs)}'
+
+
 def tiny_options(root: str, work_dir: object, iters: int = 4) -> dict:
     """Overrides that make the mini config a matter of seconds."""
     options = {
         'work_dir': str(work_dir),
-        # Names loggers and message hubs, which live as long as the process does.
-        'experiment_name': f'test{next(_runs)}',
+        'experiment_name': next_name(),
         'train_cfg.max_iters': iters,
         'train_cfg.val_interval': iters,
         'default_hooks.checkpoint.interval': 2,

@@ -9,7 +9,7 @@ import torch
 from mmtempo.benchmarks import splat as benchmark
 from mmtempo.benchmarks.harness import Report
 from mmtempo.benchmarks.splat import Workload, exact, make_inputs, step
-from mmtempo.core import WaitCounter
+from mmtempo.core import WaitCensus
 
 GRID = dict(x=(-4.0, 4.0, 1.0), z=(-4.0, 4.0, 1.0))
 SMALL = (('stride', 8), ('depth', (1.0, 5.0, 1.0)), ('grid', GRID))
@@ -81,6 +81,6 @@ def test_a_training_step_changes_the_model() -> None:
     before = training.model.decode_head.classify.weight.clone()
     training()
     assert not torch.equal(before, training.model.decode_head.classify.weight)
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         training.splat_only()()
     assert counter.waits == []

@@ -10,7 +10,7 @@ from mmseg.structures import SegDataSample
 
 from mmtempo.bev import BEVDataPreprocessor, BEVDataSample, Calibration
 from mmtempo.bev.labels import pack_label
-from mmtempo.core.waits import WaitCounter
+from mmtempo.core.waits import WaitCensus
 
 
 def batch(count: int = 3, size: tuple[int, int] = (12, 16)) -> dict:
@@ -114,13 +114,13 @@ def test_without_labels() -> None:
 
 def test_nothing_waits_for_the_device() -> None:
     preprocessor, data = BEVDataPreprocessor(), batch()
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         preprocessor(data, training=True)
     assert counter.waits == []
 
 
 def test_the_counter_counts() -> None:
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         x = torch.arange(4)
         x.sum().item()
         x[x > 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmtempo.bev import BEVIoUMetric
-from mmtempo.core.waits import WaitCounter
+from mmtempo.core.waits import WaitCensus
 
 CLASSES = ('road', 'car', 'ghost', 'never')
 
@@ -98,7 +98,7 @@ def test_threshold() -> None:
 
 def test_counting_waits_for_nothing() -> None:
     metric = BEVIoUMetric(classes=CLASSES)
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         metric.process(None, IMAGES)
     assert counter.waits == []
 

@@ -12,7 +12,7 @@ from mmengine.logging import MMLogger
 
 from mmtempo.bev import LiftSplatShoot
 from mmtempo.bev.calibration import pixel_to_bev
-from mmtempo.core import WaitCounter
+from mmtempo.core import WaitCensus
 
 from .splat_by_hand import by_hand
 
@@ -174,7 +174,7 @@ def test_wrong_feature_size_names_the_stride() -> None:
 def test_waits_for_nothing_with_preparation(cameras: np.ndarray) -> None:
     module = make(depth=(1.0, 5.0, 0.5), ground=1.5)
     features = torch.randn(cameras.shape[0] * cameras.shape[1], 5, *FEATURES, requires_grad=True)
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         for _ in range(2):  # computed, then from the cache
             module(features, module.prepare(cameras, IMAGE)).sum().backward()
     assert counter.waits == []

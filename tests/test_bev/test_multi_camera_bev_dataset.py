@@ -19,7 +19,7 @@ from mmengine.runner import Runner
 
 from mmtempo.bev import MultiCameraBEVDataset
 from mmtempo.bev.calibration import CAMERA_NAMES, EGO_TO_BEV
-from mmtempo.core import WaitCounter
+from mmtempo.core import WaitCensus
 from mmtempo.doctor.preflight import preflight
 
 from ..conftest import MULTICAM, tiny_options
@@ -182,7 +182,7 @@ def test_nothing_waits(multicam_cfg: Config) -> None:
         model = MODELS.build(multicam_cfg.model)
         dataset = DATASETS.build(multicam_cfg.train_dataloader.dataset)
     batch = pseudo_collate([dataset[0], dataset[1]])
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         losses = model(**model.data_preprocessor(batch, True), mode='loss')
         sum(losses.values()).backward()
     assert counter.waits == []

@@ -17,7 +17,7 @@ from mmtempo.bev.frustum import Frustum, SplatGeometry, unlike_column
 from mmtempo.bev.geometry_cache import GeometryCache
 from mmtempo.bev.grid import BEVGrid
 from mmtempo.bev.splat import SPLATS, splat
-from mmtempo.core.waits import WaitCounter
+from mmtempo.core.waits import WaitCensus
 
 from .splat_by_hand import by_hand
 
@@ -222,7 +222,7 @@ def test_one_cell(formulation: str) -> None:
 def test_waits_for_nothing(formulation: str) -> None:
     geometry = small(formulation)
     context, depth, grad = make_data(geometry, channels=3)
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         splat(context, depth, geometry).backward(grad)
     assert counter.waits == []
 
@@ -230,7 +230,7 @@ def test_waits_for_nothing(formulation: str) -> None:
 def test_the_classic_waits() -> None:
     geometry = small('cumsum')
     context, depth, grad = make_data(geometry, channels=3)
-    with WaitCounter() as counter:
+    with WaitCensus() as counter:
         splat(context, depth, geometry).backward(grad)
     assert len(counter.waits) >= 3
 

@@ -19,7 +19,7 @@ from ..bev.calibration import pixel_to_bev
 from ..bev.frustum import SplatGeometry
 from ..bev.lift_splat_shoot import LiftSplatShoot
 from ..bev.splat import SPLATS, splat
-from ..core.waits import WaitCounter
+from ..core.waits import WaitCensus
 from .harness import Report, Timing, allocated_bytes, interleave, ratio
 from .model_step import TrainingStep
 
@@ -306,7 +306,7 @@ def _count_waits(report: Report, name: str, workload: Workload) -> None:
         pix2bev = workload.pix2bev(0)
         inputs = make_inputs(view.prepare(pix2bev, workload.image_size), torch.float32)
         view = workload.view(formulation)
-        with WaitCounter() as counter:
+        with WaitCensus() as counter:
             step(inputs, view.prepare(pix2bev, workload.image_size))
         found[formulation] = len(counter.waits)
         report.arms[f'{name}, waits, {formulation}'] = dict(waits=counter.waits)

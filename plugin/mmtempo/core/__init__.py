@@ -1,5 +1,5 @@
 """The hard machinery, testable without a Runner: torch, numpy and the standard library only."""
 
-from .waits import WaitCounter
+from .waits import WaitCensus
 
-__all__ = ['WaitCounter']
+__all__ = ['WaitCensus']

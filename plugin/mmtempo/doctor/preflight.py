@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import os.path as osp
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import CheckpointHook
+from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import (
@@ -62,6 +62,9 @@ def preflight(cfg: Config, test: bool = False) -> None:
         cfg: The config, complete.
         test: Whether it is for testing rather than training. Defaults to False.
     """
+    # What model and optimizer have to say, they say in the run, not twice.
+    if not MMLogger.check_instance_created('preflight'):
+        MMLogger.get_instance('preflight', log_level='WARNING')
     # Stock classes write into the dictionaries they are built from.
     cfg = copy.deepcopy(cfg)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
@@ -84,7 +87,6 @@ def preflight(cfg: Config, test: bool = False) -> None:
 
 def _try_model(model: BEVSegmentor, sample: dict, split: str) -> None:
     """Strides, channels, calibrations and sizes of labels fit, or the error says so now."""
-    logging.disable(logging.INFO)  # what the model has to say, it says in the run
     try:
         data = model.data_preprocessor(pseudo_collate([sample]))
         with torch.no_grad():
@@ -95,8 +97,6 @@ def _try_model(model: BEVSegmentor, sample: dict, split: str) -> None:
             '  where sizes disagree, compare channels, stride and grid of backbone, view_transform '
             'and decode_head, and label_size of the data set'
         ) from error
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _check_split(cfg: Config, split: str, optional: bool) -> Any:

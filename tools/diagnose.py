@@ -1,0 +1,55 @@
+"""Say what a training run of a config is held up by.
+
+python tools/diagnose.py configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py --waits
+python tools/diagnose.py mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py --waits
+
+Runs a few iterations in a folder that is thrown away; nothing of the config's own is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from mmtempo import launch
+from mmtempo.doctor.preflight import preflight
+from mmtempo.doctor.wait_report import count_waits
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    launch.add_common_arguments(parser)
+    parser.add_argument(
+        '--waits', action='store_true', help='where the host waits for the device, line by line'
+    )
+    parser.add_argument('--iters', type=int, default=4, help='iterations to look at (default: 4)')
+    args = parser.parse_args()
+    if not args.waits:
+        parser.error('say what to look for: --waits')
+    if args.iters < 1:
+        parser.error(f'--iters must be at least 1, found {args.iters}')
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+
+    def prepare() -> launch.Config:
+        cfg = launch.load_config(args)
+        launch.check_device(cfg, training=True)
+        preflight(cfg)
+        return cfg
+
+    def look(cfg: launch.Config) -> None:
+        report = count_waits(cfg, args.iters)
+        report.show(Console(width=None if sys.stdout.isatty() else 140))
+
+    return launch.run_tool('diagnose.py', prepare, look)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
