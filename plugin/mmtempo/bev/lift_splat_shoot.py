@@ -127,6 +127,7 @@ class LiftSplatShoot(BaseModule):
         shift = 0.0 if self.unit_bins else 0.5
         return [near + step * (i + shift) for i in range(int(bins))]
 
+    @torch.no_grad()
     def prepare(self, pix2bev: np.ndarray, image_size: tuple[int, int]) -> SplatGeometry:
         """Geometry of a batch, from the cache or computed for all new calibrations at once.
 
@@ -147,10 +148,7 @@ class LiftSplatShoot(BaseModule):
                 cameras = cameras.pin_memory().to(device, non_blocking=True)
             return self.frustum.place(cameras, self.depths.float(), image_size, formulation)
 
-        # What validation puts into the cache is later used in training.
-        with torch.inference_mode(False), torch.no_grad():
-            placement = self.cache.fetch(keys, make)
-            return placement.join(formulation, self.grid.cells)
+        return self.cache.fetch(keys, make).join(formulation, self.grid.cells)
 
     def _choose(self, pix2bev: np.ndarray) -> str:
         """The formulation for these cameras, decided on the host."""
