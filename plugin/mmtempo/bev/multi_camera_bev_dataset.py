@@ -61,7 +61,7 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
     def _sample_name(self, info: dict) -> str:
         return info['token']
 
-    def _find_images(self, folder: str, root: str) -> dict[str, Any]:
+    def _find_images(self, folder: str) -> dict[str, Any]:
         by_camera = []
         for camera in self.cameras:
             path = osp.join(folder, camera)

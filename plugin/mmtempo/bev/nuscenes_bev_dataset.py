@@ -139,7 +139,7 @@ class NuScenesBEVDataset(BaseDataset):
         self._check_exists(root, 'data_root', osp.isdir, root)
         self._check_exists(image_dir, 'data_prefix.img_path', osp.isdir, root)
         self._check_exists(label_dir, 'data_prefix.bev_path', osp.isdir, root)
-        images = self._find_images(image_dir, root)
+        images = self._find_images(image_dir)
         labels = self._by_token(label_dir, ('.png',))
         if not images and not labels:
             raise ValueError(
@@ -159,7 +159,7 @@ class NuScenesBEVDataset(BaseDataset):
             for token in sorted(images)
         ]
 
-    def _find_images(self, folder: str, root: str) -> dict[str, Any]:
+    def _find_images(self, folder: str) -> dict[str, Any]:
         """What becomes `img_path`, by token."""
         return self._by_token(folder, IMAGE_SUFFIXES)
 
