@@ -1,0 +1,67 @@
+"""How long a training will still take, evaluation and checkpoints included."""
+
+from __future__ import annotations
+
+
+class RemainingTime:
+    """Mean costs of an iteration, an evaluation and a save, each on its own.
+
+    ::
+
+        paused('val', seconds)   an evaluation since the last tick, measured
+        saved()                  a save since the last tick; what it cost shows in the next one
+        tick(now)                an iteration has ended
+
+    Args:
+        warm_up: Iterations that do not count: they compile, search algorithms, fill caches.
+            Defaults to 10.
+    """
+
+    def __init__(self, warm_up: int = 10) -> None:
+        self._to_skip = warm_up
+        self._last: float | None = None
+        self._paused, self._has_saved = 0.0, False
+        self._sums = dict(iteration=0.0, val=0.0, save=0.0)
+        self._numbers = dict(iteration=0, val=0, save=0)
+
+    def paused(self, what: str, seconds: float) -> None:
+        """Time that is no iteration's."""
+        self._paused += seconds
+        self._add(what, seconds)
+
+    def saved(self) -> None:
+        """A checkpoint was written, or handed over, since the last tick."""
+        self._has_saved = True
+
+    def tick(self, now: float) -> None:
+        """End an iteration at this time, in seconds of any clock."""
+        last, self._last = self._last, now
+        paused, self._paused = self._paused, 0.0
+        has_saved, self._has_saved = self._has_saved, False
+        if last is None:
+            return
+        took = now - last - paused
+        if has_saved:
+            if self._numbers['iteration']:
+                self._add('save', max(0.0, took - self._mean('iteration')))
+        elif self._to_skip > 0:
+            self._to_skip -= 1
+        else:
+            self._add('iteration', took)
+
+    def left(self, iterations: int, evaluations: float, saves: float) -> float | None:
+        """Seconds for what remains; None while only warm-up has been seen."""
+        if not self._numbers['iteration']:
+            return None
+        return (
+            iterations * self._mean('iteration')
+            + evaluations * self._mean('val')
+            + saves * self._mean('save')
+        )
+
+    def _add(self, what: str, seconds: float) -> None:
+        self._sums[what] += seconds
+        self._numbers[what] += 1
+
+    def _mean(self, what: str) -> float:
+        return self._sums[what] / self._numbers[what] if self._numbers[what] else 0.0

@@ -1,0 +1,132 @@
+"""Scalars come off the device in order, in one copy, whatever became of their tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmtempo.core.host_copy import HostCopy
+from mmtempo.core.scalar_rows import ScalarRows
+from mmtempo.core.waits import WaitCensus
+
+
+class SlowCopy:
+    """Arrives when it is told to, and counts."""
+
+    made: list[SlowCopy] = []
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.arrived, self.waited = tensor.clone(), False, False
+        self.made.append(self)
+
+    def values(self) -> list:
+        self.waited = not self.arrived
+        return self.tensor.tolist()
+
+
+@pytest.fixture
+def slow() -> ScalarRows:
+    SlowCopy.made = []
+    return ScalarRows(SlowCopy)
+
+
+def fill(rows: ScalarRows, iterations: range) -> None:
+    for iteration in iterations:
+        rows.note('loss', torch.tensor(float(iteration)))
+        rows.note('plain', 0.5)
+        rows.seal(iteration)
+
+
+def test_rows_come_back_in_order() -> None:
+    rows = ScalarRows()
+    rows.note('a', torch.tensor(1.5), count=3)
+    rows.note('b', torch.tensor([2.0], requires_grad=True))
+    rows.note('n', 7)
+    rows.seal(0)
+    rows.note('b', torch.tensor(4.0))
+    rows.note('b', torch.tensor(5.0))
+    rows.seal(1)
+    rows.seal(2)  # nothing was noted
+    taken = list(rows.take(rows.send(), wait=False))
+    assert taken == [
+        (0, [('a', 1.5, 3), ('b', 2.0, 1), ('n', 7, 1)]),
+        (1, [('b', 4.0, 1), ('b', 5.0, 1)]),
+    ]
+    assert rows.is_empty
+
+
+def test_each_dtype_keeps_its_values() -> None:
+    rows = ScalarRows()
+    values = dict(
+        half=torch.tensor(0.1, dtype=torch.bfloat16),
+        large=torch.tensor(2**40 + 1),
+        exact=torch.tensor(0.1, dtype=torch.float64),
+        flag=torch.tensor(True),
+    )
+    for key, value in values.items():
+        rows.note(key, value)
+    rows.seal(0)
+    ((_, found),) = rows.take(rows.send(), wait=True)
+    assert found == [(key, value.item(), 1) for key, value in values.items()]
+    assert isinstance(found[1][1], int)
+
+
+def test_what_happens_to_a_tensor_afterwards_does_not_matter() -> None:
+    rows = ScalarRows()
+    loss = torch.tensor(1.0)
+    rows.note('loss', loss)
+    rows.seal(0)
+    loss.fill_(9.0)  # as a captured graph does with its outputs
+    rows.note('loss', loss)
+    rows.seal(1)
+    assert [values[0][1] for _, values in rows.take(rows.send(), wait=True)] == [1.0, 9.0]
+
+
+def test_one_copy_a_window_and_no_wait_before_it(slow: ScalarRows) -> None:
+    with WaitCensus() as census:
+        fill(slow, range(50))
+        assert not SlowCopy.made
+        slow.send()
+    assert len(SlowCopy.made) == 1
+    assert len(SlowCopy.made[0].tensor) == 50
+    assert census.waits == []
+
+
+def test_taking_without_waiting_takes_what_has_arrived(slow: ScalarRows) -> None:
+    fill(slow, range(2))
+    first = slow.send()
+    fill(slow, range(2, 4))
+    second = slow.send()
+    assert not list(slow.take(second, wait=False))
+    SlowCopy.made[1].arrived = True  # out of order: the first one still keeps it back
+    assert not list(slow.take(second, wait=False))
+    SlowCopy.made[0].arrived = True
+    assert [iteration for iteration, _ in slow.take(first, wait=False)] == [0, 1]
+    assert slow.has_taken(first)
+    assert not slow.has_taken(second)
+    assert [iteration for iteration, _ in slow.take(second, wait=False)] == [2, 3]
+    assert not any(copy.waited for copy in SlowCopy.made)
+
+
+def test_waiting_takes_all(slow: ScalarRows) -> None:
+    fill(slow, range(3))
+    assert len(list(slow.take(slow.send(), wait=True))) == 3
+    assert SlowCopy.made[0].waited
+
+
+def test_sending_nothing_is_no_copy(slow: ScalarRows) -> None:
+    assert slow.send() == slow.send() == 0
+    fill(slow, range(1))
+    assert slow.send() == slow.send() == 1
+    assert len(SlowCopy.made) == 1
+
+
+def test_more_than_a_scalar_is_refused() -> None:
+    with pytest.raises(ValueError, match=r'loss is a tensor of 2 values, shape \(2,\)'):
+        ScalarRows().note('loss', torch.zeros(2))
+
+
+def test_a_copy_on_the_host_is_there_at_once() -> None:
+    copy = HostCopy(torch.tensor([1.0, 2.0]))
+    assert copy.arrived
+    assert copy.values() == [1.0, 2.0]
