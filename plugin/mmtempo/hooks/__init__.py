@@ -1,5 +1,7 @@
 """Hooks: thin adapters between mmengine's Runner and the rest of the package."""
 
 from .run_summary_hook import RunSummaryHook
+from .sparse_logger_hook import SparseLoggerHook
+from .sparse_runtime_info_hook import SparseRuntimeInfoHook
 
-__all__ = ['RunSummaryHook']
+__all__ = ['RunSummaryHook', 'SparseLoggerHook', 'SparseRuntimeInfoHook']

@@ -1,0 +1,143 @@
+"""A log history whose size does not depend on how long the training has run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mmengine.logging import HistoryBuffer
+
+
+class BoundedHistory(HistoryBuffer):
+    """Stands in for a HistoryBuffer in the message hub: the last values, and running totals.
+
+    What asks for more than is kept gets the running mean, minimum or maximum of the whole
+    training. Copied, as for a checkpoint, it becomes a plain HistoryBuffer that stock reads.
+
+    Args:
+        length: How many values to keep.
+        past: A history to take over. Defaults to None.
+    """
+
+    def __init__(self, length: int, past: HistoryBuffer | None = None) -> None:
+        # Not HistoryBuffer's own: its arrays are made here when somebody asks for them.
+        self._set_default_statistics()
+        self._values: deque[float] = deque(maxlen=length)
+        self._counts: deque[int] = deque(maxlen=length)
+        self.total = 0  # how many values there have been
+        self._sum, self._count = 0.0, 0
+        self._min, self._max = float('inf'), float('-inf')
+        # Where values still lie on the device: `fetch` brings them, `defer` queues one more.
+        self.fetch: Callable[[], None] | None = None
+        self.defer: Callable[[float, int], None] | None = None
+        if past is not None and len(past.data[0]):
+            logs, counts = past.data
+            self._values.extend(logs[-length:].tolist())
+            self._counts.extend(counts[-length:].tolist())
+            self.totals = [len(logs), logs.sum(), counts.sum(), logs.min(), logs.max()]
+
+    @property
+    def max_length(self) -> int:
+        return self._values.maxlen or 0
+
+    def update(self, log_val: int | float, count: int = 1) -> None:
+        """Add a value, behind those that are still on the device."""
+        for name, value in (('log_val', log_val), ('count', count)):
+            if not isinstance(value, (int, float)):
+                raise TypeError(f'{name} must be int or float but got {type(value)}')
+        if self.defer is not None:
+            self.defer(log_val, count)
+        else:
+            self.push(log_val, count)
+
+    def push(self, value: int | float, count: int = 1) -> None:
+        """Add a value now."""
+        self._values.append(value)
+        self._counts.append(count)
+        self.total += 1
+        self._sum += value
+        self._count += count
+        if value < self._min or value != value:  # nan stays, as in numpy
+            self._min = value
+        if value > self._max or value != value:
+            self._max = value
+
+    def frozen(self) -> BoundedHistory:
+        """What it holds now, for good."""
+        copied = BoundedHistory(self.max_length)
+        copied._values.extend(self._values)
+        copied._counts.extend(self._counts)
+        copied.totals = self.totals
+        return copied
+
+    @property
+    def totals(self) -> list:
+        """What cannot be told from the values that are kept; plain numbers for a checkpoint."""
+        return [self.total, self._sum, self._count, self._min, self._max]
+
+    @totals.setter
+    def totals(self, totals: list) -> None:
+        total, self._sum, count, self._min, self._max = map(float, totals)
+        self.total, self._count = int(total), int(count)
+
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.fetch is not None:
+            self.fetch()
+        return np.array(self._values), np.array(self._counts)
+
+    # HistoryBuffer's own methods and statistics that people register read these two.
+    @property
+    def _log_history(self) -> np.ndarray:
+        return self._arrays()[0]
+
+    @property
+    def _count_history(self) -> np.ndarray:
+        return self._arrays()[1]
+
+    @property
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """The values that are kept, and their counts."""
+        return self._arrays()
+
+    def statistics(self, method_name: str, *arg: Any, **kwargs: Any) -> Any:
+        """A statistic by name, as in `custom_cfg`."""
+        if method_name in ('mean', 'min', 'max', 'current'):
+            return getattr(self, method_name)(*arg, **kwargs)
+        return super().statistics(method_name, *arg, **kwargs)
+
+    def current(self) -> Any:
+        if self.fetch is not None:
+            self.fetch()
+        if not self._values:
+            raise ValueError('no value has been logged yet; call update first')
+        return self._values[-1]
+
+    def mean(self, window_size: int | None = None) -> Any:
+        return self._whole(window_size, lambda: self._sum / self._count, super().mean)
+
+    def min(self, window_size: int | None = None) -> Any:
+        return self._whole(window_size, lambda: self._min, super().min)
+
+    def max(self, window_size: int | None = None) -> Any:
+        return self._whole(window_size, lambda: self._max, super().max)
+
+    def _whole(self, window_size: int | None, running: Callable, kept: Callable) -> Any:
+        """The running statistic where more is asked for than is kept."""
+        if self.fetch is not None:
+            self.fetch()
+        if window_size is None or window_size > len(self._values):
+            return np.float64(running()) if self.total else kept(window_size)
+        return kept(window_size)
+
+    def _plain(self) -> HistoryBuffer:
+        logs, counts = self._arrays()
+        return HistoryBuffer(logs, counts)
+
+    def __deepcopy__(self, memo: dict) -> HistoryBuffer:
+        return self._plain()
+
+    def __reduce__(self) -> tuple:
+        logs, counts = self._arrays()
+        return HistoryBuffer, (logs, counts)

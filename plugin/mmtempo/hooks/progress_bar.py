@@ -1,0 +1,92 @@
+"""A live line in the terminal, below the log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class ProgressBar:
+    """Iterations done, speed and time left; drawn a few times a second, by no thread.
+
+    While it is there, log lines that go to the terminal are printed above it.
+
+    Args:
+        total: Iterations of the training.
+        logger: Whose lines go above.
+        console: Where to draw. Defaults to None: standard output.
+        clock: Seconds, as of time.perf_counter.
+        period: Seconds between two drawings. Defaults to 0.5.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        logger: logging.Logger,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        period: float = 0.5,
+    ) -> None:
+        self._clock, self._period = clock, period
+        self._drawn = self._first = clock()
+        self._start: int | None = None
+        console = Console() if console is None else console
+        self._progress = Progress(
+            TextColumn('{task.fields[stage]}'),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn('{task.fields[speed]}'),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._progress.add_task('', total=total, stage='train', speed='')
+        self._redirected: list[tuple[logging.StreamHandler, object]] = []
+        for handler in logger.handlers:
+            stream = getattr(handler, 'stream', None)
+            if isinstance(handler, logging.StreamHandler) and stream in (sys.stdout, sys.stderr):
+                self._redirected.append((handler, stream))
+                handler.setStream(FileProxy(console, stream))
+        self._progress.start()
+        # A run that fails calls no hook any more, and would leave the terminal without cursor.
+        self._close = weakref.finalize(self, _close, self._progress, self._redirected)
+
+    def advance(self, done: int, seconds_left: Callable[[], float | None]) -> None:
+        """Note an iteration; draw where it is time to."""
+        now = self._clock()
+        if self._start is None:
+            self._start, self._first = done, now
+        if now - self._drawn < self._period:
+            return
+        self._drawn = now
+        speed = ''
+        if now > self._first:
+            speed = f'{(done - self._start) / (now - self._first):.2f} it/s'
+        left = seconds_left()
+        if left is not None:
+            hours, seconds = divmod(int(left), 3600)
+            speed += f', {hours}:{seconds // 60:02}:{seconds % 60:02} left'
+        self._progress.update(self._task, completed=done, stage='train', speed=speed)
+        self._progress.refresh()
+
+    def stage(self, name: str) -> None:
+        """Say what is going on instead of training."""
+        self._progress.update(self._task, stage=name)
+        self._progress.refresh()
+
+    def close(self) -> None:
+        """Take the line away and give the log its terminal back."""
+        self._close()
+
+
+def _close(progress: Progress, redirected: list) -> None:
+    progress.stop()
+    for handler, stream in redirected:
+        handler.setStream(stream)

@@ -1,0 +1,173 @@
+"""Logs what has arrived from the device, without waiting for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import cached_property
+from typing import Any
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import CheckpointHook, LoggerHook
+from mmengine.logging import MessageHub
+from mmengine.registry import HOOKS
+
+from ..core.eta import RemainingTime
+from .progress_bar import ProgressBar
+from .sparse_scalars import SparseScalars
+
+
+@HOOKS.register_module()
+class SparseLoggerHook(LoggerHook):
+    """`LoggerHook` that never waits for the device, and tells a truer remaining time.
+
+    At a log point the values of the window start their way to the host, all in one copy; the
+    line is printed as soon as they are there, a few iterations later on a GPU, with the
+    iteration and values of its log point. Text, JSON and visualizer get what `LoggerHook` gives.
+
+    Example::
+
+        default_hooks = dict(logger=dict(type='SparseLoggerHook', interval=50, progress='auto'))
+
+    It logs the same keys as `LoggerHook`; one of them means more:
+
+    ========  ====================================================================
+    key       value
+    ========  ====================================================================
+    ``eta``   time left, with the evaluations and checkpoints to come, by what they
+              cost so far, and without the first ten iterations' slowness
+    ========  ====================================================================
+
+    Args:
+        progress: A live bar below the log: 'bar', 'off', or 'auto', where standard output is a
+            terminal. Defaults to 'auto'.
+        **kwargs: All arguments of `LoggerHook`: `interval`, `ignore_last`, `interval_exp_name`,
+            `out_dir`, `out_suffix`, `keep_local`, `log_metric_by_epoch`, `backend_args`.
+    """
+
+    # As LoggerHook: after the timer, before scheduler and checkpoint.
+    priority = 'BELOW_NORMAL'
+
+    def __init__(self, progress: str = 'auto', **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if progress not in ('auto', 'bar', 'off'):
+            raise ValueError(
+                f"default_hooks.logger.progress must be 'auto', 'bar' or 'off', found {progress!r}"
+            )
+        self.progress = progress
+        self._bar: ProgressBar | None = None
+        self._remaining = RemainingTime()
+        self._val_started = 0.0
+        self._line: tuple[_Moment, int] | None = None
+
+    def before_train(self, runner: Any) -> None:
+        self._remaining = RemainingTime()
+        self._line = None
+        wanted = self.progress == 'bar' or (self.progress == 'auto' and sys.stdout.isatty())
+        if wanted and is_main_process():
+            self._bar = ProgressBar(runner.max_iters, runner.logger)
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        self._remaining.tick(time.perf_counter())
+        if self._bar is not None:
+            self._bar.advance(runner.iter + 1, lambda: self._seconds_left(runner))
+        scalars = SparseScalars.of(runner.message_hub)
+        if scalars is None or not self._logs_now(runner, batch_idx):
+            super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        else:
+            self._log(wait=True)
+            self._set_eta(runner)
+            self._line = _Moment(runner, scalars), batch_idx
+        self._log(wait=False)
+
+    def before_val(self, runner: Any) -> None:
+        self._log(wait=True)
+        self._val_started = time.perf_counter()
+        if self._bar is not None:
+            self._bar.stage('evaluation')
+
+    def after_val(self, runner: Any) -> None:
+        self._remaining.paused('val', time.perf_counter() - self._val_started)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        self._log(wait=True)
+        self._remaining.saved()
+
+    def after_train(self, runner: Any) -> None:
+        self._log(wait=True)
+        self._close_bar()
+
+    def after_run(self, runner: Any) -> None:
+        self._close_bar()
+        super().after_run(runner)
+
+    def _logs_now(self, runner: Any, batch_idx: int) -> bool:
+        """When `LoggerHook` writes a line."""
+        return self.every_n_inner_iters(batch_idx, self.interval) or (
+            self.end_of_epoch(runner.train_dataloader, batch_idx)
+            and (not self.ignore_last or len(runner.train_dataloader) <= self.interval)
+        )
+
+    def _log(self, wait: bool) -> None:
+        """Write the line that is due, once its values are there."""
+        if self._line is None:
+            return
+        moment, batch_idx = self._line
+        if not moment.scalars.arrived(moment.window, wait):
+            return
+        self._line = None
+        super().after_train_iter(moment, batch_idx)
+        moment.scalars.check()
+
+    def _set_eta(self, runner: Any) -> None:
+        seconds = self._seconds_left(runner)
+        # Without a timer stock shows none either.
+        if seconds is not None and runner.message_hub.get_info('eta') is not None:
+            runner.message_hub.update_info('eta', seconds)
+
+    def _seconds_left(self, runner: Any) -> float | None:
+        done, total = runner.iter + 1, runner.max_iters
+        saves = sum(
+            (runner.max_epochs - runner.epoch) / hook.interval
+            if hook.by_epoch
+            else total // hook.interval - done // hook.interval
+            for hook in runner.hooks
+            if isinstance(hook, CheckpointHook) and hook.interval > 0
+        )
+        return self._remaining.left(total - done, _evaluations_left(runner, done), saves)
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _evaluations_left(runner: Any, done: int) -> int:
+    """Evaluations to come: an iteration-based loop counts them in iterations, others in epochs."""
+    loop = runner.train_loop
+    if runner.val_loop is None or not getattr(loop, 'val_interval', 0):
+        return 0
+    by_epoch = hasattr(loop, 'run_epoch')
+    done, total = (loop.epoch, loop.max_epochs) if by_epoch else (done, loop.max_iters)
+    first = max(done, loop.val_begin - 1)
+    return max(0, total // loop.val_interval - first // loop.val_interval)
+
+
+class _Moment:
+    """The runner as it was at a log point, for what is written later."""
+
+    def __init__(self, runner: Any, scalars: SparseScalars) -> None:
+        self._runner = runner
+        self.scalars, self.window = scalars, scalars.send()
+        self.iter, self.epoch = runner.iter, runner.epoch
+        self._infos = dict(runner.message_hub.runtime_info)
+
+    @cached_property
+    def message_hub(self) -> MessageHub:
+        """Made when it is read, that is after the window has arrived."""
+        return MessageHub('log point', log_scalars=self.window.histories, runtime_info=self._infos)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)

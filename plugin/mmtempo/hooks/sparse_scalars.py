@@ -1,0 +1,139 @@
+"""What a training logs, between the device, the message hub and whoever reads it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mmengine.logging import MessageHub
+
+from ..core.nonfinite import NonFiniteWatch
+from ..core.scalar_rows import ScalarRows
+from .bounded_history import BoundedHistory
+
+KEY = 'mmtempo_scalars'
+MOST_ROWS = 512
+
+
+@dataclass
+class LogWindow:
+    """The histories as they are at a log point, complete once all sent for it has arrived."""
+
+    ticket: int
+    histories: OrderedDict[str, BoundedHistory]
+
+    def settle(self) -> None:
+        """Keep what has arrived by now apart from what will."""
+        for key, history in self.histories.items():
+            if history.fetch is not None:
+                self.histories[key] = history.frozen()
+
+
+class SparseScalars:
+    """Values of the training step that leave the device together, into bounded histories.
+
+    It lies in the message hub under `mmtempo_scalars`. Whoever reads a history of the hub gets
+    the right values at any time, and waits for them where they have not arrived.
+
+    Args:
+        hub: Whose histories it fills.
+        watch: Looks at each value that arrives.
+        length: How many values the history of a key has to keep.
+        rows: Brings values to the host. Defaults to None: new ones.
+    """
+
+    def __init__(
+        self,
+        hub: MessageHub,
+        watch: NonFiniteWatch,
+        length: Callable[[str], int],
+        rows: ScalarRows | None = None,
+    ) -> None:
+        self._hub = hub
+        self._watch = watch
+        self._length = length
+        self._rows = ScalarRows() if rows is None else rows
+        self._known: set[str] = set()
+        self._window: LogWindow | None = None
+        # Not by update_info: a checkpoint would name the key, and stock complain of it.
+        hub.runtime_info[KEY] = self
+
+    @staticmethod
+    def of(hub: MessageHub) -> SparseScalars | None:
+        """The one that a hub's training uses, if any."""
+        return hub.get_info(KEY)
+
+    def note(self, key: str, value: Any, count: int = 1) -> None:
+        """Log a value of the current iteration; keys `watch/...` are looked at only."""
+        self._rows.note(key, value, count)
+        if key not in self._known:
+            self._feed(key)
+
+    def seal(self, iteration: int) -> None:
+        """End an iteration."""
+        self._rows.seal(iteration)
+        if len(self._rows) >= MOST_ROWS:  # nobody logs, or rarely: memory stays what it is
+            self._deliver(self._rows.send() - 1, wait=True)
+
+    def send(self) -> LogWindow:
+        """Start the copy of all that ended iterations noted: what is logged at this point."""
+        if self._window is not None:
+            self.arrived(self._window, wait=True)
+        self.bound()
+        self._window = LogWindow(self._rows.send(), OrderedDict(self._hub.log_scalars))
+        for key, history in self._window.histories.items():
+            if history.fetch is None:
+                self._window.histories[key] = history.frozen()
+        return self._window
+
+    def arrived(self, window: LogWindow, wait: bool = False) -> bool:
+        """Whether the histories of a window are complete."""
+        self._deliver(window.ticket, wait)
+        return window is not self._window
+
+    def fetch(self) -> None:
+        """Wait for all that was noted."""
+        self._rows.seal(self._hub.get_info('iter', 0))
+        self._deliver(self._rows.send(), wait=True)
+
+    def check(self) -> None:
+        """Report non-finite values among those that have arrived, or raise."""
+        self._watch.check()
+
+    def _deliver(self, ticket: int, wait: bool) -> None:
+        window = self._window
+        if window is not None:
+            self._push(min(ticket, window.ticket), wait)
+            if self._rows.has_taken(window.ticket):
+                window.settle()
+                self._window = None
+        self._push(ticket, wait)
+
+    def _push(self, ticket: int, wait: bool) -> None:
+        for iteration, values in self._rows.take(ticket, wait):
+            self._watch.look(iteration, values)
+            for key, value, count in values:
+                if not key.startswith('watch/'):
+                    self._hub.log_scalars[key].push(value, count)
+
+    def _feed(self, key: str) -> None:
+        """Give a key its history, in the order that keys appear, as stock does."""
+        self._known.add(key)
+        if key.startswith('watch/'):
+            return
+        if key not in self._hub.log_scalars:
+            self._hub.update_scalar(key, 0.0)  # makes it a key that checkpoints keep
+            self._hub.log_scalars[key] = BoundedHistory(self._length(key))
+        self.bound()
+        history = self._hub.log_scalars[key]
+        history.fetch = self.fetch
+        history.defer = lambda value, count: self.note(key, value, count)
+
+    def bound(self) -> None:
+        """Replace histories that grow."""
+        scalars = self._hub.log_scalars
+        for key, history in scalars.items():
+            if type(history) is not BoundedHistory:
+                scalars[key] = BoundedHistory(self._length(key), history)

@@ -1,0 +1,235 @@
+"""Lines are written when their values have arrived, and say what was true at their log point."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from rich.console import Console
+
+import mmtempo.hooks.sparse_logger_hook as module
+from mmtempo.core.scalar_rows import ScalarRows
+from mmtempo.hooks.progress_bar import ProgressBar
+from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
+from mmtempo.hooks.sparse_scalars import SparseScalars
+
+from ..conftest import ROOT
+from ..test_core.test_scalar_rows import SlowCopy
+from .toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, with_evaluation
+
+
+class Late(Hook):
+    """Copies arrive so many iterations after they were started."""
+
+    priority = 'HIGH'
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+        self.started: dict[int, int] = {}
+        self.lines: list[tuple[int, int]] = []  # (iteration, lines written by then)
+
+    def before_train(self, runner: Runner) -> None:
+        SlowCopy.made = []
+        SparseScalars.of(runner.message_hub)._rows = ScalarRows(SlowCopy)
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        for number, copy in enumerate(SlowCopy.made):
+            started = self.started.setdefault(number, runner.iter - 1)
+            copy.arrived = runner.iter >= started + self.delay
+
+    def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        self.lines.append((runner.iter, len(text_lines(runner.work_dir))))
+
+
+@pytest.mark.parametrize('delay', [1, 3, 9])
+def test_a_late_line_says_what_stock_says(delay: int, tmp_path: Path) -> None:
+    train(config(tmp_path / 'stock', STOCK, **{'train_cfg.max_iters': 55}))
+    cfg = config(tmp_path / 'sparse', SPARSE, **{'train_cfg.max_iters': 55})
+    cfg.default_hooks.checkpoint = None
+    runner = Runner.from_cfg(cfg)
+    late = Late(delay)
+    runner.register_hook(late)
+    runner.train()
+    assert logged(tmp_path / 'sparse') == logged(tmp_path / 'stock')
+    assert text_lines(tmp_path / 'sparse') == text_lines(tmp_path / 'stock')
+    # The first line is due after ten iterations, and not waited for.
+    assert dict(late.lines)[9 + delay] == 0
+    assert dict(late.lines)[10 + delay] == 1
+    waited = [copy for copy in SlowCopy.made if copy.waited]
+    # At the end of training: floats and integers, and those of a line that is still out.
+    assert len(waited) <= (4 if delay == 9 else 2)
+
+
+def test_a_line_is_waited_for_at_the_next_log_point(tmp_path: Path) -> None:
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 35})
+    cfg.default_hooks.checkpoint = None
+    runner = Runner.from_cfg(cfg)
+    late = Late(1000)
+    runner.register_hook(late)
+    runner.train()
+    assert [line['step'] for line in logged(tmp_path)] == [10, 20, 30]
+    lines = dict(late.lines)
+    assert (lines[19], lines[20], lines[29], lines[30]) == (0, 1, 1, 2)
+
+
+@pytest.mark.parametrize('hooks', [
+    dict(SPARSE, logger='LoggerHook'), dict(SPARSE, runtime_info='RuntimeInfoHook')
+])  # fmt: skip
+def test_either_hook_works_with_the_stock_other(hooks: dict, tmp_path: Path) -> None:
+    train(config(tmp_path / 'stock', STOCK, **{'train_cfg.max_iters': 40}))
+    train(config(tmp_path / 'mixed', hooks, **{'train_cfg.max_iters': 40}))
+    assert logged(tmp_path / 'mixed') == logged(tmp_path / 'stock')
+
+
+@pytest.mark.parametrize('by_iteration', [True, False])
+def test_evaluations_are_logged_as_by_stock(by_iteration: bool, tmp_path: Path) -> None:
+    found = []
+    for hooks in (STOCK, SPARSE):
+        cfg = with_evaluation(
+            config(tmp_path / hooks['logger'], hooks, **{'train_cfg.max_iters': 60})
+        )
+        if by_iteration:
+            cfg.train_cfg.val_interval = 25
+            cfg.default_hooks.logger.log_metric_by_epoch = False
+        else:
+            cfg = by_epoch(cfg, 3)
+        train(cfg)
+        found.append(logged(tmp_path / hooks['logger']))
+    assert found[0] == found[1]
+    assert sum('seen' in line for line in found[0]) == 3
+
+
+def test_arguments_of_stock_hold(tmp_path: Path) -> None:
+    cfg = config(tmp_path / 'work', SPARSE, **{'train_cfg.max_iters': 12})
+    cfg.default_hooks.logger.update(
+        out_dir=str(tmp_path / 'out'), out_suffix='.log', interval_exp_name=5, keep_local=True
+    )
+    train(cfg)
+    (copied,) = (tmp_path / 'out').rglob('*.log')
+    assert copied.read_text().count('Exp name:') == 2
+    with pytest.raises(TypeError, match='interval'):
+        SparseLoggerHook(interval='10')
+    with pytest.raises(TypeError, match='unheard_of'):
+        SparseLoggerHook(unheard_of=1)
+    with pytest.raises(ValueError, match="progress must be 'auto', 'bar' or 'off', found 'on'"):
+        SparseLoggerHook(progress='on')
+
+
+class Clock:
+    """Advances by what it is told."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_remaining_time_knows_evaluations_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, 'time', clock)
+
+    class Costs(Hook):
+        """An iteration takes 1 s (the first ten 60 s), an evaluation 50 s, a save 5 s."""
+
+        priority = 'VERY_HIGH'
+        seen: list[float] = []
+
+        def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+            clock.now += 60.0 if runner.iter < 11 else 1.0
+
+        def before_val_epoch(self, runner: Runner) -> None:
+            clock.now += 50.0
+
+        def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+            clock.now += 5.0
+
+    cfg = with_evaluation(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 100}))
+    cfg.train_cfg.val_interval = 30
+    cfg.default_hooks.checkpoint.interval = 20
+    cfg.default_hooks.timer = dict(type='IterTimerHook')
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Costs())
+    runner.train()
+    (path,) = tmp_path.rglob('*.log')
+    found = re.findall(r'\[ *(\d+)/100\].*eta: ([\d:]+)', path.read_text())
+    assert dict(found)['20'] == '0:01:20'  # nothing else has been seen yet
+    assert dict(found)['30'] == f'0:01:{70 + 3 * 5 - 60 + 5:02}'  # saves at 40, 60, 80, 100
+    # 60 iterations, evaluations at 60 and 90, saves at 60, 80 and 100
+    assert dict(found)['40'] == '0:02:55'
+
+
+def test_bar_is_drawn_at_a_rate_and_leaves_the_log_whole() -> None:
+    clock, screen, terminal = Clock(), io.StringIO(), io.StringIO()
+    logger = logging.Logger('bar')
+    handler = logging.StreamHandler(sys.stdout)
+    logger.addHandler(handler)
+    console = Console(file=screen, force_terminal=True, width=80)
+    bar = ProgressBar(1000, logger, console, clock.perf_counter, period=0.5)
+    drawn = []
+    for iteration in range(1, 101):
+        clock.now += 0.125
+        before = screen.tell()
+        bar.advance(iteration, lambda: 3725.0)
+        drawn.append(screen.tell() > before)
+    assert sum(drawn) == 25
+    assert '8.00 it/s, 1:02:05 left' in screen.getvalue()
+    before = screen.tell()
+    logger.info('a line')
+    assert 'a line' in screen.getvalue()[before:]
+    bar.stage('evaluation')
+    assert 'evaluation' in screen.getvalue()
+    bar.close()
+    bar.close()
+    assert handler.stream is sys.stdout
+    assert screen.getvalue().endswith('\x1b[?25h') or '\x1b[?25h' in screen.getvalue()[before:]
+    assert terminal.getvalue() == ''
+
+
+SCRIPT = """
+import sys, tests.conftest
+from pathlib import Path
+from tests.test_hooks.toy import SPARSE, config, train
+cfg = config(Path(sys.argv[1]), SPARSE, **{'train_cfg.max_iters': 30})
+train(cfg)
+"""
+
+
+@pytest.mark.parametrize('is_terminal', [True, False])
+def test_the_bar_comes_in_a_terminal_and_not_in_a_pipe(is_terminal: bool, tmp_path: Path) -> None:
+    command = [sys.executable, '-W', 'ignore', '-c', SCRIPT, str(tmp_path)]
+    env = dict(os.environ, TERM='xterm-256color', COLUMNS='100')
+    if is_terminal:
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=env)
+        os.close(theirs)
+        output = b''
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not chunk:
+                break
+            output += chunk
+        os.close(ours)
+        code = process.wait(timeout=100)
+    else:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, env=env, timeout=100)
+        output, code = done.stdout + done.stderr, done.returncode
+    assert code == 0, output
+    hides, shows = b'\x1b[?25l', b'\x1b[?25h'
+    assert (hides in output) == is_terminal
+    assert (shows in output) == is_terminal
+    assert output.count(b'Iter(train)') == 3

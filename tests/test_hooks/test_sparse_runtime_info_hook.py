@@ -1,0 +1,221 @@
+"""The hook in a real Runner: what it keeps, when it looks, what it does about nan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mmtempo.core.nonfinite import NonFiniteError
+from mmtempo.core.waits import WaitCensus
+from mmtempo.hooks.bounded_history import BoundedHistory
+from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
+from mmtempo.hooks.sparse_scalars import MOST_ROWS, SparseScalars
+
+from .toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
+
+
+class Each(Hook):
+    """Calls a function after every iteration, before anything is logged."""
+
+    priority = 'HIGH'
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        self.work(runner)
+
+
+def test_whoever_reads_gets_the_value_of_this_iteration(tmp_path: Path) -> None:
+    expected, found = [], []
+    for hooks, values in ((STOCK, expected), (SPARSE, found)):
+        cfg = config(tmp_path / hooks['logger'], hooks, **{'train_cfg.max_iters': 25})
+        runner = Runner.from_cfg(cfg)
+        read = Each(lambda r, v=values: v.append(r.message_hub.get_scalar('train/loss').current()))
+        runner.register_hook(read)
+        runner.train()
+    assert found == expected
+    assert len(found) == 25
+
+
+def test_a_value_of_another_hook_keeps_its_place(tmp_path: Path) -> None:
+    histories = []
+    for hooks in (STOCK, SPARSE):
+        cfg = config(tmp_path / hooks['logger'], hooks, **{'train_cfg.max_iters': 12})
+        runner = Runner.from_cfg(cfg)
+        runner.register_hook(
+            Each(lambda r: r.message_hub.update_scalar('train/loss', 1000.0 + r.iter))
+        )
+        runner.train()
+        histories.append(runner.message_hub.get_scalar('train/loss').data[0].tolist())
+    assert histories[0] == histories[1]
+    assert len(histories[0]) == 24
+
+
+def test_memory_does_not_grow_without_a_logger(tmp_path: Path) -> None:
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 3 * MOST_ROWS})
+    cfg.default_hooks.update(logger=None, checkpoint=None)
+    most = 0
+
+    def look(runner: Runner) -> None:
+        nonlocal most
+        rows = SparseScalars.of(runner.message_hub)._rows
+        most = max(most, len(rows) + sum(len(sent.rows) for sent in rows._underway))
+
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Each(look))
+    runner.train()
+    assert MOST_ROWS <= most < 2 * MOST_ROWS
+    for key, history in runner.message_hub.log_scalars.items():
+        assert type(history) is BoundedHistory
+        assert len(history.data[0]) == 100
+        assert history.total == 3 * MOST_ROWS or key == 'train/acc'
+
+
+def test_histories_of_an_evaluation_keep_an_evaluation(tmp_path: Path) -> None:
+    cfg = with_evaluation(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 200}))
+    cfg.train_cfg.val_interval = 20
+    cfg.default_hooks.runtime_info.history_length = 5
+    cfg.default_hooks.timer = dict(type='IterTimerHook')
+    runner = train(cfg)
+    assert len(runner.message_hub.get_scalar('val/time').data[0]) <= 41  # 20 batches, twice
+    assert runner.message_hub.get_scalar('val/seen').data[0].tolist()[-1] == 40.0
+    assert runner.message_hub.get_scalar('train/loss').max_length == 10
+
+
+def bad(tmp_path: Path, action: str = 'stop', **options: Any) -> Any:
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 60, **options})
+    cfg.default_hooks.runtime_info.on_nonfinite = action
+    cfg.default_hooks.checkpoint.interval = 20
+    return cfg
+
+
+def checkpoints(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.glob('iter_*.pth'))
+
+
+@pytest.mark.parametrize('iteration', [21, 25, 30, 31, 39, 40])
+def test_nan_stops_the_run_and_spares_the_checkpoint(iteration: int, tmp_path: Path) -> None:
+    cfg = bad(tmp_path, **{'model.nan_at': (iteration,)})
+    cfg.default_hooks.checkpoint.max_keep_ckpts = 1  # stock deletes before it writes
+    with pytest.raises(NonFiniteError) as error:
+        train(cfg)
+    text = str(error.value)
+    assert f'at iteration {iteration}: loss nan, loss_a nan, loss_b nan' in text
+    assert 'iter_20.pth, is from before' in text
+    assert checkpoints(tmp_path) == ['iter_20.pth']
+    state = torch.load(tmp_path / 'iter_20.pth', weights_only=True)['state_dict']
+    assert all(value.isfinite().all() for value in state.values())
+    # Reported by the next log point: no line beyond it.
+    assert logged(tmp_path)[-1]['step'] <= -(-iteration // 10) * 10
+
+
+def test_nan_stops_before_an_evaluation(tmp_path: Path) -> None:
+    cfg = with_evaluation(bad(tmp_path, **{'model.nan_at': (12,)}))
+    cfg.default_hooks.logger.interval = 50
+    cfg.train_cfg.val_interval = 15
+    with pytest.raises(NonFiniteError, match='iteration 12'):
+        train(cfg)
+    assert 'seen' not in log_text(tmp_path)
+
+
+def test_nan_stops_before_an_epochs_checkpoint(tmp_path: Path) -> None:
+    cfg = by_epoch(bad(tmp_path, **{'model.nan_at': (33,)}), epochs=3)
+    cfg.default_hooks.checkpoint.interval = 1
+    cfg.default_hooks.logger.interval = 1000
+    with pytest.raises(NonFiniteError, match='iteration 33'):
+        train(cfg)
+    assert sorted(path.name for path in tmp_path.glob('*.pth')) == ['epoch_1.pth']
+
+
+def test_nan_of_the_last_iteration_fails_the_run(tmp_path: Path) -> None:
+    cfg = bad(tmp_path, **{'model.nan_at': (17,), 'train_cfg.max_iters': 17})
+    with pytest.raises(NonFiniteError, match=r'(?s)iteration 17.*No checkpoint has been written'):
+        train(cfg)
+    assert not checkpoints(tmp_path)
+
+
+def log_text(tmp_path: Path) -> str:
+    (path,) = tmp_path.rglob('*.log')
+    return path.read_text()
+
+
+def test_warn_goes_on(tmp_path: Path) -> None:
+    train(bad(tmp_path, 'warn', **{'model.nan_at': (25,)}))
+    assert 'Non-finite values at iteration 25: loss nan' in log_text(tmp_path)
+    assert checkpoints(tmp_path) == ['iter_20.pth', 'iter_40.pth', 'iter_60.pth']
+
+
+def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
+    cfg = bad(
+        tmp_path, 'skip', **{'model.nan_at': (25, 26), 'optim_wrapper.type': 'SparseOptimWrapper'}
+    )
+    runner = train(cfg)
+    assert '2 updates were skipped because of non-finite gradients, at iterations 25, 26.' in (
+        log_text(tmp_path)
+    )
+    assert all(value.isfinite().all() for value in runner.model.parameters())
+    assert logged(tmp_path)[-1]['loss'] < 10
+
+
+def test_skip_needs_our_wrapper(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs optim_wrapper.type='SparseOptimWrapper'"):
+        train(bad(tmp_path, 'skip'))
+
+
+def test_a_gradient_that_is_not_finite_is_reported_where_it_is_clipped(tmp_path: Path) -> None:
+    cfg = bad(
+        tmp_path, **{'model.bad_gradient_at': (27,), 'optim_wrapper.type': 'SparseOptimWrapper'}
+    )
+    cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
+    with pytest.raises(
+        NonFiniteError, match=r'iteration 27: losses finite; gradient norm (inf|nan)'
+    ):
+        train(cfg)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match='on_nonfinite'):
+        SparseRuntimeInfoHook(on_nonfinite='halt')
+    for wrong in (0, 'many', 1.5):
+        with pytest.raises(ValueError, match='history_length must be a whole number'):
+            SparseRuntimeInfoHook(history_length=wrong)
+
+
+def test_says_what_becomes_of_a_global_window(tmp_path: Path) -> None:
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 1})
+    cfg.log_processor.custom_cfg = [
+        dict(data_src='loss', log_name='all', method_name='mean', window_size='global')
+    ]
+    train(cfg)
+    assert "'all' over window_size='global' is kept as a running mean" in log_text(tmp_path)
+
+
+def test_no_wait_between_log_points(tmp_path: Path) -> None:
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30})
+    cfg.default_hooks.update(checkpoint=None)
+    runner = Runner.from_cfg(cfg)
+    runner.call_hook('before_run')
+    waits: list = []
+
+    class Counting(Hook):
+        priority = 'LOWEST'
+
+        def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+            self.census = WaitCensus()
+            self.census.__enter__()
+
+        def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+            self.census.__exit__(None, None, None)
+            waits.append([wait for wait in self.census.waits if 'toy.py' not in wait.where])
+
+    runner.register_hook(Counting())
+    runner.train()
+    at_log_points = [len(found) for found in waits[9:29:10]]
+    assert at_log_points == [2, 2]  # floats and integers, one copy each
+    assert [found for index, found in enumerate(waits[:29]) if (index + 1) % 10] == [[]] * 27
