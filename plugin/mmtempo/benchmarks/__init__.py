@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .harness import Report
+from .logger import measure_logger
 from .splat import measure_splat
 
-BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(splat=measure_splat)
+BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(logger=measure_logger, splat=measure_splat)
 
 __all__ = ['BENCHMARKS', 'Report']
