@@ -14,7 +14,8 @@ def row(**values: float) -> list[tuple[str, float, int]]:
 
 
 def test_stops_with_iteration_values_and_advice() -> None:
-    watch = NonFiniteWatch('stop', print, lambda: 'Do this.')
+    said: list[str] = []
+    watch = NonFiniteWatch('stop', said.append, lambda: 'Do this.')
     watch.look(5, row(train__loss=1.0, watch__grad_norm=2.0))
     watch.check()
     watch.look(
@@ -27,6 +28,7 @@ def test_stops_with_iteration_values_and_advice() -> None:
         'Non-finite values at iteration 7: loss nan; gradient norm inf; '
         'loss scale after the update 512.\nDo this.'
     )
+    assert said == [str(error.value)]
     watch.check()  # once
 
 

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import OPTIM_WRAPPERS
 
+from ..test_optim.test_sparse_amp_optim_wrapper import StockOnCPU
 from .toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, weights
+
+OPTIM_WRAPPERS.register_module(module=StockOnCPU)
 
 WINDOWS = [
     dict(data_src='loss', log_name='loss_mean', method_name='mean', window_size=30),
@@ -57,14 +61,13 @@ def hierarchy(cfg: Config) -> Config:
     return cfg
 
 
-def amp(cfg: Config) -> Config:
-    # Stock refuses to build its wrapper without a GPU; this one is it, on a CPU.
-    from ..test_optim.cpu_amp import CPUAmpOptimWrapper  # noqa: F401
+def amp(**precision: Any) -> Callable:
+    def change(cfg: Config) -> Config:
+        # Stock refuses to build its wrapper without a GPU; this one is it, on a CPU.
+        cfg.optim_wrapper.update(type='StockOnCPU', clip_grad=dict(max_norm=0.5), **precision)
+        return cfg
 
-    cfg.optim_wrapper.update(
-        type='CPUAmpOptimWrapper', dtype='bfloat16', clip_grad=dict(max_norm=0.5)
-    )
-    return cfg
+    return change
 
 
 def assert_same(found: list[dict], expected: list[dict], count: int) -> None:
@@ -83,18 +86,16 @@ def assert_same(found: list[dict], expected: list[dict], count: int) -> None:
         (clipping, 50),
         (accumulation, 50),
         (hierarchy, 71),
-        (amp, 50),
+        (amp(dtype='bfloat16'), 50),
+        (amp(dtype='float16', loss_scale=512.0), 50),
+        (amp(dtype='float16', loss_scale=dict(init_scale=2.0**24, growth_interval=50)), 50),
     ],
 )
 def test_500_iterations(change: Callable, lines: int, tmp_path: Path) -> None:
     stock = train(change(config(tmp_path / 'stock', STOCK)))
     cfg = change(config(tmp_path / 'sparse', SPARSE))
-    if False:
-        cfg.optim_wrapper.type = (
-            'SparseOptimWrapper'
-            if cfg.optim_wrapper.type == 'OptimWrapper'
-            else 'SparseAmpOptimWrapper'
-        )
+    is_amp = cfg.optim_wrapper.type == 'StockOnCPU'
+    cfg.optim_wrapper.type = 'SparseAmpOptimWrapper' if is_amp else 'SparseOptimWrapper'
     sparse = train(cfg)
     assert_same(logged(tmp_path / 'sparse'), logged(tmp_path / 'stock'), lines)
     assert text_lines(tmp_path / 'sparse') == text_lines(tmp_path / 'stock')

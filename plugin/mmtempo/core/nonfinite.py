@@ -57,7 +57,9 @@ class NonFiniteWatch:
             iteration, what = bad[0]
             found = f'Non-finite values at iteration {iteration}: {what}.'
             if self.action == 'stop':
-                raise NonFiniteError(f'{found}\n{self._advice()}')
+                message = f'{found}\n{self._advice()}'
+                self._warn(message)  # so that the log of the run ends with it
+                raise NonFiniteError(message)
             if len(bad) > 1:
                 found += f' They went on: {len(bad)} iterations up to {bad[-1][0]}.'
             self._warn(found)

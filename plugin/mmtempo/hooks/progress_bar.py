@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import time
@@ -9,8 +10,8 @@ import weakref
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 
 class ProgressBar:
@@ -35,8 +36,8 @@ class ProgressBar:
         period: float = 0.5,
     ) -> None:
         self._clock, self._period = clock, period
-        self._drawn = self._first = clock()
-        self._start: int | None = None
+        self._drawn, self._done = clock(), -1
+        self._rate: float | None = None
         console = Console() if console is None else console
         self._progress = Progress(
             TextColumn('{task.fields[stage]}'),
@@ -53,7 +54,7 @@ class ProgressBar:
             stream = getattr(handler, 'stream', None)
             if isinstance(handler, logging.StreamHandler) and stream in (sys.stdout, sys.stderr):
                 self._redirected.append((handler, stream))
-                handler.setStream(FileProxy(console, stream))
+                handler.setStream(_Above(console))
         self._progress.start()
         # A run that fails calls no hook any more, and would leave the terminal without cursor.
         self._close = weakref.finalize(self, _close, self._progress, self._redirected)
@@ -61,14 +62,14 @@ class ProgressBar:
     def advance(self, done: int, seconds_left: Callable[[], float | None]) -> None:
         """Note an iteration; draw where it is time to."""
         now = self._clock()
-        if self._start is None:
-            self._start, self._first = done, now
+        if self._done < 0:  # the first one, or the first after a pause, is no measure
+            self._drawn, self._done = now, done
         if now - self._drawn < self._period:
             return
-        self._drawn = now
-        speed = ''
-        if now > self._first:
-            speed = f'{(done - self._start) / (now - self._first):.2f} it/s'
+        rate = (done - self._done) / (now - self._drawn)
+        self._rate = rate if self._rate is None else 0.8 * self._rate + 0.2 * rate
+        self._drawn, self._done = now, done
+        speed = f'{self._rate:.2f} it/s'
         left = seconds_left()
         if left is not None:
             hours, seconds = divmod(int(left), 3600)
@@ -78,12 +79,27 @@ class ProgressBar:
 
     def stage(self, name: str) -> None:
         """Say what is going on instead of training."""
+        self._done = -1
         self._progress.update(self._task, stage=name)
         self._progress.refresh()
 
     def close(self) -> None:
         """Take the line away and give the log its terminal back."""
         self._close()
+
+
+class _Above(io.TextIOBase):
+    """A stream whose lines appear above the bar, whole, however long they are."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begun = ''
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split('\n')
+        for line in lines:
+            self._console.print(Text.from_ansi(line), soft_wrap=True)
+        return len(text)
 
 
 def _close(progress: Progress, redirected: list) -> None:
