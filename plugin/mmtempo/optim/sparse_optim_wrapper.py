@@ -1,0 +1,175 @@
+"""Clips gradients and measures their norm without the host reading it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import Tensor
+
+from ..core.guarded_step import decides_on_device, step_unless
+
+
+@OPTIM_WRAPPERS.register_module()
+class SparseOptimWrapper(OptimWrapper):
+    """`OptimWrapper` that waits for nothing: what it logs stays on the device until it is logged.
+
+    That takes `SparseRuntimeInfoHook`; with the stock hook, the gradient norm is read when it
+    is logged, as stock does. The weights are those of `OptimWrapper`, bit by bit.
+
+    Example::
+
+        optim_wrapper = dict(
+            type='SparseOptimWrapper',
+            optimizer=dict(type='AdamW', lr=1e-4, fused=True),
+            clip_grad=dict(max_norm=1.0),
+            norm_interval=50)
+
+    It logs:
+
+    ===================  =====================================================================
+    key                  value
+    ===================  =====================================================================
+    ``train/grad_norm``  norm of the gradients before clipping: in every update that is clipped
+                         by norm, or every `norm_interval`-th
+    ===================  =====================================================================
+
+    The watch of `SparseRuntimeInfoHook` gets ``watch/grad_norm`` in each update whose norm is
+    computed, and ``watch/skipped``, which are never logged. With its `on_nonfinite='skip'`, an
+    update whose gradient norm is not finite is left out, decided on the device. The gradients
+    have to be the same on all ranks then, as they are under DDP.
+
+    `clip_grad=dict(error_if_nonfinite=True)` asks torch to wait in each update.
+
+    Args:
+        optimizer: Updates the parameters.
+        accumulative_counts: Iterations whose gradients make one update. Defaults to 1.
+        clip_grad: Arguments of `clip_grad_norm_`, or with type='value' of `clip_grad_value_`.
+            Defaults to None.
+        norm_interval: Log the norm in every so many updates, with or without clipping; None
+            logs it as stock does. Defaults to None.
+    """
+
+    # Set by SparseRuntimeInfoHook.
+    skip_nonfinite = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        accumulative_counts: int = 1,
+        clip_grad: dict | None = None,
+        norm_interval: int | None = None,
+    ) -> None:
+        _check_interval(norm_interval)
+        # Not super(): under SparseAmpOptimWrapper that demands a GPU.
+        OptimWrapper.__init__(self, optimizer, accumulative_counts, clip_grad)
+        self.norm_interval = norm_interval
+        self._is_known = False  # whether deciding to skip waits
+
+    def step(self, **kwargs: Any) -> None:
+        """Clip the gradients, then update, or skip the update on the device."""
+        norm = self._clip_grad(measure=self.skip_nonfinite)
+        store = self._store()
+        if norm is not None and store is not None:
+            store.note('watch/grad_norm', norm)
+        if norm is None or not self.skip_nonfinite:
+            self.optimizer.step(**kwargs)
+            return
+        bad = norm.isfinite().logical_not().float()
+        step_unless(bad, self.optimizer, **kwargs)
+        if store is not None:
+            store.note('watch/skipped', bad)
+        self._say_if_it_waits()
+
+    def _clip_grad(self, measure: bool = False) -> Tensor | None:
+        """Clip the gradients, and log their norm where it is due.
+
+        Returns the norm from before, where it is known; `measure` asks for one that is finite
+        only where all gradients are.
+        """
+        clips = self.clip_grad_kwargs or {}
+        by_norm = bool(clips) and self.grad_name == 'grad_norm'
+        is_due = self._is_norm_due(by_norm)
+        params = self._with_gradient() if clips or is_due or measure else []
+        if not params:
+            return None
+        # A norm of order 0 or below may be finite where gradients are not.
+        is_telling = by_norm and float(clips.get('norm_type', 2)) > 0
+        norm = None
+        if (measure and not is_telling) or (is_due and not by_norm):
+            grads = [param.grad for param in params if param.grad is not None]
+            norm = self._total_norm(grads)
+        clipped = self.clip_func(params, **clips) if clips else None
+        if is_due:
+            self._log_norm(clipped if by_norm else norm)
+        return clipped if norm is None else norm
+
+    def _with_gradient(self) -> list[Tensor]:
+        params = [param for group in self.optimizer.param_groups for param in group['params']]
+        return [param for param in params if param.requires_grad and param.grad is not None]
+
+    def _is_norm_due(self, clips_by_norm: bool) -> bool:
+        if self.norm_interval is None:
+            return clips_by_norm
+        # By iterations, which a resumed run goes on counting; the last update may have fewer.
+        update = -(-self._inner_count // self._accumulative_counts)
+        return update % self.norm_interval == 0
+
+    def _total_norm(self, grads: list[Tensor]) -> Tensor:
+        return total_norm(grads)
+
+    def _log_norm(self, norm: Any) -> None:
+        store = self._store()
+        if store is None:
+            self.message_hub.update_scalar('train/grad_norm', float(norm))
+        else:
+            store.note('train/grad_norm', norm)
+
+    def _store(self) -> Any:
+        """Where values wait on the device; None where the stock hook is in use."""
+        return self.message_hub.get_info('mmtempo_scalars')
+
+    def _decides_on_device(self) -> bool:
+        return decides_on_device(self.optimizer)
+
+    def _say_if_it_waits(self) -> None:
+        """Once, when the first update has made the state of the optimizer."""
+        if self._is_known:
+            return
+        on_device = self._decides_on_device()
+        self._is_known = not on_device or bool(self.optimizer.state)
+        if not on_device:
+            print_log(
+                'Whether an update is skipped because of non-finite gradients is decided on the '
+                f'host, which waits for the device in each: {type(self.optimizer).__name__} is not '
+                'fused and has state on the host. Set optim_wrapper.optimizer.fused=True, which '
+                'torch has for Adam, AdamW, SGD and Adagrad.',
+                logger='current',
+                level=logging.WARNING,
+            )
+
+
+@torch.no_grad()
+def total_norm(grads: list[Tensor]) -> Tensor:
+    """The 2-norm of all gradients together."""
+    if hasattr(torch.nn.utils, 'get_total_norm'):  # torch 2.6
+        return torch.nn.utils.get_total_norm(grads)
+    norms = [torch.linalg.vector_norm(grad) for grad in grads]
+    device = norms[0].device
+    return torch.linalg.vector_norm(
+        torch.stack([norm.to(device, non_blocking=True) for norm in norms])
+    )
+
+
+def _check_interval(interval: Any) -> None:
+    if interval is None:
+        return
+    expected = f'optim_wrapper.norm_interval: expected a positive int or None, found {interval!r}'
+    if not isinstance(interval, int) or isinstance(interval, bool):
+        raise TypeError(expected)
+    if interval < 1:
+        raise ValueError(expected)

@@ -1,0 +1,25 @@
+"""What all of these tests use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from mmengine.logging import MMLogger
+
+
+@pytest.fixture
+def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable:
+    """What mmengine's logger warns of while something runs."""
+
+    def run(work: Callable) -> list[str]:
+        logger = MMLogger.get_current_instance()
+        caplog.clear()
+        logger.addHandler(caplog.handler)
+        try:
+            work()
+        finally:
+            logger.removeHandler(caplog.handler)
+        return [record.message for record in caplog.records if record.levelname == 'WARNING']
+
+    return run

@@ -1,0 +1,259 @@
+"""Weights and logs are those of OptimWrapper; the host reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS
+
+from mmtempo.core import WaitCensus
+from mmtempo.optim import SparseOptimWrapper
+from mmtempo.optim.sparse_optim_wrapper import total_norm
+
+from .sparse_training import Training, adamw, adamw_fused, sgd
+
+BY_NORM = dict(max_norm=0.5)
+BY_VALUE = dict(type='value', clip_value=0.05)
+
+
+def stock_and_ours(
+    ours: dict | None = None, iterations: int = 50, **options: Any
+) -> tuple[Training, Training]:
+    """The same training with both wrappers. Each pops from its own clip_grad, as stock does."""
+    clip = options.pop('clip_grad', None)
+    return tuple(
+        Training(build, clip_grad=dict(clip) if clip else None, **options, **extra).run(iterations)
+        for build, extra in ((OptimWrapper, {}), (SparseOptimWrapper, ours or {}))
+    )
+
+
+def test_is_registered_in_the_root() -> None:
+    assert OPTIM_WRAPPERS.get('SparseOptimWrapper') is SparseOptimWrapper
+
+
+@pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
+@pytest.mark.parametrize('counts', [dict(), dict(accumulative_counts=4, max_counts=50)])
+@pytest.mark.parametrize(
+    'clip_grad', [None, BY_NORM, dict(max_norm=0.1, norm_type='inf'), BY_VALUE]
+)
+@pytest.mark.parametrize('norm_interval', [None, 7])
+def test_weights_are_stock_s(
+    norm_interval: int | None, clip_grad: dict | None, counts: dict, optimizer: Callable
+) -> None:
+    stock, ours = stock_and_ours(
+        dict(norm_interval=norm_interval), clip_grad=clip_grad, optimizer=optimizer, **counts
+    )
+    assert ours.state() == stock.state()
+    assert ours.weights() != Training(OptimWrapper).weights()
+
+
+@pytest.mark.parametrize('counts', [dict(), dict(accumulative_counts=4, max_counts=50)])
+@pytest.mark.parametrize('clip_grad', [BY_NORM, dict(max_norm=0.1, norm_type='inf')])
+def test_logs_the_norms_that_stock_logs(clip_grad: dict, counts: dict) -> None:
+    stock, ours = stock_and_ours(clip_grad=clip_grad, **counts)
+    expected = stock.logged()
+    assert len(expected) == (13 if counts else 50)
+    assert max(expected) > clip_grad['max_norm'], 'the norm from before clipping'
+    assert ours.store.values('train/grad_norm') == expected
+    assert ours.store.values('watch/grad_norm') == expected
+    assert ours.logged() == []
+
+
+@pytest.mark.parametrize('clip_grad', [None, BY_VALUE])
+def test_logs_nothing_where_stock_does_not(clip_grad: dict | None) -> None:
+    stock, ours = stock_and_ours(clip_grad=clip_grad)
+    assert stock.logged() == []
+    assert ours.store.notes == []
+    assert ours.logged() == []
+
+
+@pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
+def test_norm_interval(clip_grad: dict | None) -> None:
+    """Every seventh update; where it is computed anyway, the watch gets it each time."""
+    every = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM)).run(1)
+    assert every.store.keys == {'train/grad_norm', 'watch/grad_norm'}
+    _, each = stock_and_ours(dict(norm_interval=1), clip_grad=clip_grad)
+    _, ours = stock_and_ours(dict(norm_interval=7), clip_grad=clip_grad)
+    norms = each.store.values('train/grad_norm')
+    assert len(norms) == 50
+    assert ours.store.values('train/grad_norm') == norms[6::7]
+    watched = norms if clip_grad is BY_NORM else norms[6::7]
+    assert ours.store.values('watch/grad_norm') == watched
+
+
+def test_norm_interval_counts_updates_and_goes_on_after_a_resume() -> None:
+    options = dict(accumulative_counts=4, max_counts=50, norm_interval=3)
+    training = Training(SparseOptimWrapper, **options)
+    at = []
+    for _ in range(50):
+        before = len(training.store.notes)
+        training.run(1)
+        if len(training.store.notes) > before:
+            at.append(training.iteration)
+    assert at == [12, 24, 36, 48]
+
+    resumed = Training(SparseOptimWrapper, **options)
+    resumed.wrapper.initialize_count_status(resumed.model, 40, 50)
+    resumed.run(7)
+    assert resumed.store.notes == []
+    resumed.run(1)
+    assert resumed.store.keys == {'train/grad_norm', 'watch/grad_norm'}
+
+
+def test_the_last_update_counts_though_it_has_fewer_iterations() -> None:
+    options = dict(accumulative_counts=4, max_counts=50, norm_interval=13)
+    training = Training(SparseOptimWrapper, **options).run(49)
+    assert training.store.notes == []
+    training.run(1)
+    assert len(training.store.values('train/grad_norm')) == 1
+
+
+@pytest.mark.parametrize('norm_interval', [None, 7])
+@pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
+def test_without_the_sparse_hook_it_logs_as_stock(
+    clip_grad: dict | None, norm_interval: int | None
+) -> None:
+    stock, ours = stock_and_ours(
+        dict(norm_interval=norm_interval), clip_grad=clip_grad, store=False
+    )
+    _, each = stock_and_ours(dict(norm_interval=1), clip_grad=clip_grad)
+    norms = each.store.values('train/grad_norm')
+    if clip_grad is BY_NORM:
+        assert norms == stock.logged()
+    if norm_interval is None:
+        assert ours.logged() == stock.logged()
+    else:
+        assert ours.logged() == norms[6::7]
+
+
+@pytest.mark.parametrize('skips', [False, True])
+@pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
+@pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
+def test_nothing_waits(clip_grad: dict | None, optimizer: Callable, skips: bool) -> None:
+    clip = dict(clip_grad) if clip_grad else None
+    training = Training(SparseOptimWrapper, optimizer, clip_grad=clip, norm_interval=2)
+    training.wrapper.skip_nonfinite = skips
+    training.run(1)  # makes the optimizer's state
+    with WaitCensus() as census:
+        training.run(4, poison=(3,) if skips else ())
+    assert census.table() == []
+    assert training.store.values('watch/skipped') == ([0.0, 0.0, 0.0, 1.0, 0.0] if skips else [])
+
+
+def test_the_census_sees_what_stock_waits_for() -> None:
+    training = Training(OptimWrapper, clip_grad=dict(BY_NORM)).run(1)
+    with WaitCensus() as census:
+        training.run(3)
+    assert len(census.waits) >= 3
+
+
+@pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE, dict(max_norm=1.0, norm_type=0)])
+@pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
+@pytest.mark.parametrize('poison', [(0,), (20, 21)])
+def test_skips_what_is_not_finite(
+    poison: tuple[int, ...], optimizer: Callable, clip_grad: dict | None
+) -> None:
+    clip = dict(clip_grad) if clip_grad else None
+    training = Training(SparseOptimWrapper, optimizer, clip_grad=clip)
+    training.wrapper.skip_nonfinite = True
+    training.run(poison[0])
+    before = training.state()
+    training.run(len(poison), poison)
+    assert training.state() == before
+    training.run(10)
+    assert training.weights() != before[: len(training.weights())]
+    assert all(param.isfinite().all() for param in training.model.parameters())
+    skipped = [float(index in poison) for index in range(training.iteration)]
+    assert training.store.values('watch/skipped') == skipped
+    norms = training.store.values('watch/grad_norm')
+    assert [float(not torch.tensor(norm).isfinite()) for norm in norms] == skipped
+
+
+@pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
+def test_skips_what_is_infinite(clip_grad: dict | None) -> None:
+    clip = dict(clip_grad) if clip_grad else None
+    training = Training(SparseOptimWrapper, adamw, clip_grad=clip)
+    training.wrapper.skip_nonfinite = True
+    before = training.run(3).state()
+    assert training.run(1, poison=(3,), by=1e30).state() == before
+    assert training.store.values('watch/grad_norm')[3] == float('inf')
+    assert training.store.values('watch/skipped') == [0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
+@pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
+def test_where_nothing_is_skipped_weights_are_stock_s(
+    optimizer: Callable, clip_grad: dict | None
+) -> None:
+    stock, _ = stock_and_ours(clip_grad=clip_grad, optimizer=optimizer)
+    clip = dict(clip_grad) if clip_grad else None
+    training = Training(SparseOptimWrapper, optimizer, clip_grad=clip)
+    training.wrapper.skip_nonfinite = True
+    assert training.run(50).state() == stock.state()
+    logged = training.store.values('train/grad_norm')
+    assert logged == (stock.logged() if clip_grad is BY_NORM else [])
+
+
+def test_does_not_skip_unless_it_is_told() -> None:
+    training = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM)).run(3, poison=(2,))
+    assert training.model.first.weight.isnan().any()
+    assert 'watch/skipped' not in training.store.keys
+
+
+class Counts(torch.optim.SGD):
+    """Keeps a number on the host."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.state[self.param_groups[0]['params'][0]]['count'] = 1
+
+
+@pytest.mark.parametrize(('optimizer', 'times'), [(Counts, 1), (torch.optim.SGD, 0)])
+def test_says_once_that_the_host_decides(
+    optimizer: type, times: int, warnings_of: Callable
+) -> None:
+    training = Training(SparseOptimWrapper, lambda groups: optimizer(groups, lr=0.1, momentum=0.9))
+    training.run(1)
+    training.wrapper.skip_nonfinite = True
+    said = warnings_of(lambda: training.run(5))
+    assert sum('optim_wrapper.optimizer.fused=True' in text for text in said) == times
+
+
+def test_steps_where_there_is_no_gradient() -> None:
+    training = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM), norm_interval=1)
+    training.wrapper.skip_nonfinite = True
+    training.wrapper.step()
+    assert training.store.notes == []
+
+
+def test_total_norm_before_torch_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    grads = [torch.randn(3, 4), torch.randn(()), torch.randn(7)]
+    expected = torch.cat([grad.flatten() for grad in grads]).norm()
+    torch.testing.assert_close(total_norm(grads), expected)
+    monkeypatch.delattr(torch.nn.utils, 'get_total_norm')
+    torch.testing.assert_close(total_norm(grads), expected)
+
+
+@pytest.mark.parametrize(
+    ('interval', 'error'), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_bad_interval_is_refused(interval: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f'optim_wrapper.norm_interval: expected .* found {interval}'):
+        Training(SparseOptimWrapper, norm_interval=interval)
+
+
+def test_state_dict_is_stock_s() -> None:
+    stock, ours = stock_and_ours(clip_grad=BY_NORM)
+    for one, other in ((stock, ours), (ours, stock)):
+        one.run(3)
+        other.wrapper.load_state_dict(deepcopy(one.wrapper.state_dict()))
+        other.model.load_state_dict(one.model.state_dict())
+        assert other.state() == one.state()
+        other.iteration = one.iteration
+        assert other.run(5).state() == one.run(5).state()
