@@ -63,6 +63,16 @@ def test_the_config_is_left_as_it_was(tiny_cfg: Config) -> None:
         ),
         (dict(default_hooks__logger__intervall=3), TypeError, r'default_hooks.logger: .*intervall'),
         (
+            dict(default_hooks__runtime_info__on_nonfinit='warn'),
+            TypeError,
+            'default_hooks.runtime_info: SparseRuntimeInfoHook takes no .*on_nonfinite',
+        ),
+        (
+            dict(optim_wrapper__accumulative_count=2),
+            TypeError,
+            'optim_wrapper: SparseOptimWrapper takes no .*accumulative_counts',
+        ),
+        (
             dict(train_dataloader__dataset__data_root='nowhere'),
             FileNotFoundError,
             r'nowhere does not exist(.|\n)*--cfg-options train_dataloader.dataset.data_root',

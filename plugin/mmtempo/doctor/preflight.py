@@ -26,6 +26,7 @@ from mmengine.registry import (
     LOOPS,
     METRICS,
     MODELS,
+    OPTIM_WRAPPERS,
     OPTIMIZERS,
     PARAM_SCHEDULERS,
     VISUALIZERS,
@@ -46,8 +47,9 @@ OPS_TYPES = re.compile(
 )
 OPS_WORDS = re.compile(r'mmcv[._]ops|mmcv\._ext|for \w+ ops')
 DATALOADER_EXTRAS = {'num_batch_per_epoch'}
+ANYTHING = '**'  # stands for arguments of any name
 # Arguments that the Runner fills in, whatever the config says.
-PROVIDED = {'runner', 'dataloader', 'evaluator', 'self', 'filename'}
+PROVIDED = {'runner', 'dataloader', 'evaluator', 'self', 'filename', 'optimizer'}
 
 
 def preflight(cfg: Config, test: bool = False) -> None:
@@ -176,9 +178,12 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
         yield f'default_hooks.{key}', HOOKS, hook
     for i, hook in enumerate(cfg.get('custom_hooks') or []):
         yield f'custom_hooks[{i}]', HOOKS, hook
-    optimizer = (cfg.get('optim_wrapper') or {}).get('optimizer')
-    if optimizer:
-        yield 'optim_wrapper.optimizer', OPTIMIZERS, optimizer
+    wrapper = cfg.get('optim_wrapper') or {}
+    if wrapper.get('optimizer'):
+        yield 'optim_wrapper.optimizer', OPTIMIZERS, wrapper['optimizer']
+        if 'constructor' not in wrapper:  # one of somebody else's may take more
+            own = {key: wrapper[key] for key in set(wrapper) - {'optimizer', 'paramwise_cfg'}}
+            yield 'optim_wrapper', OPTIM_WRAPPERS, {'type': 'OptimWrapper', **own}
     schedulers = cfg.get('param_scheduler') or []
     for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
         if 'type' in scheduler:
@@ -198,17 +203,37 @@ def _check_type(registry: Registry, cfg: Any, where: str) -> None:
     if cls is None:
         registry.build(dict(cfg))  # raises mmengine's own message
         return
-    parameters = dict(inspect.signature(cls).parameters)
+    parameters = _parameters(cls)
     if inspect.isclass(cls) and issubclass(cls, CheckpointHook):
         # What it does not know itself it hands on, and finds out at the first save.
-        parameters.pop('kwargs', None)
-        parameters |= inspect.signature(Runner.save_checkpoint).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        parameters.discard(ANYTHING)
+        parameters |= set(inspect.signature(Runner.save_checkpoint).parameters)
+    if ANYTHING in parameters:
         return
-    unknown = sorted(set(cfg) - {'type', '_scope_', 'priority'} - set(parameters))
+    unknown = sorted(set(cfg) - {'type', '_scope_', 'priority'} - parameters)
     if unknown:
-        takes = ', '.join(sorted(set(parameters) - PROVIDED))
+        takes = ', '.join(sorted(parameters - PROVIDED))
         raise TypeError(f'{where}: {cls.__name__} takes no {unknown[0]!r}; it takes {takes}')
+
+
+def _parameters(cls: Any) -> set[str]:
+    """Names of what it takes; ANYTHING where it takes `**kwargs`.
+
+    Ours, and mmengine's wrappers, hand them on to the class below; what others do with theirs is
+    not known.
+    """
+    layers = [cls]
+    if inspect.isclass(cls) and cls.__module__.startswith(
+        ('mmtempo.', 'mmengine.optim.optimizer.')
+    ):
+        layers = [base for base in cls.__mro__ if '__init__' in vars(base)]
+    names: set[str] = set()
+    for layer in layers:
+        found = inspect.signature(layer).parameters.values()
+        names |= {p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if not any(p.kind is p.VAR_KEYWORD for p in found):
+            return names
+    return names | {ANYTHING}
 
 
 def _build_model(model: dict) -> torch.nn.Module:
