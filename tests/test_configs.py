@@ -53,7 +53,7 @@ def test_baseline_is_that_of_the_field_notes() -> None:
     assert cfg.train_dataloader.batch_size == 4
     assert cfg.train_dataloader.num_workers == 8
     assert cfg.train_cfg.max_iters == 200_000
-    assert cfg.optim_wrapper.type == 'OptimWrapper'  # fp32
+    assert cfg.optim_wrapper.type == 'SparseOptimWrapper'  # fp32
     assert cfg.optim_wrapper.optimizer.lr == 2e-4
     assert cfg.default_hooks.checkpoint.interval == 5_000
     assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3

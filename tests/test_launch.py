@@ -83,15 +83,62 @@ def test_option_without_a_value(capsys: pytest.CaptureFixture) -> None:
 def test_amp_without_gpu() -> None:
     cfg = load(str(MINI))
     launch.enable_amp(cfg)
-    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+    assert cfg.optim_wrapper.type == 'SparseAmpOptimWrapper'
     assert cfg.optim_wrapper.loss_scale == 'dynamic'
     launch.enable_amp(cfg)  # twice is once
+    launch.check_device(cfg, training=True)  # ours computes in bfloat16 there
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
     with pytest.raises(launch.LaunchError, match='needs a GPU(.|\n)*leave --amp out'):
         launch.check_device(cfg, training=True)
     launch.check_device(cfg, training=False)  # testing builds no optimizer
     cfg.optim_wrapper.type = 'MyWrapper'
     with pytest.raises(launch.LaunchError, match='found MyWrapper'):
         launch.enable_amp(cfg)
+
+
+PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'
+
+
+def load_zero_wait(*words: str) -> Config:
+    parser = argparse.ArgumentParser()
+    launch.add_common_arguments(parser)
+    launch.add_zero_wait(parser)
+    return launch.load_config(parser.parse_args([PSPNET, '--zero-wait', *words]))
+
+
+def test_zero_wait(capsys: pytest.CaptureFixture) -> None:
+    cfg = load_zero_wait()
+    assert cfg.model.decode_head.type == 'SparseAccuracyHead'
+    said = capsys.readouterr()
+    assert 'optim_wrapper: OptimWrapper -> SparseOptimWrapper' in said.err
+    assert said.out == ''  # print_config.py may go to a file
+    assert load(PSPNET).model.decode_head.type == 'PSPHead'
+    assert capsys.readouterr().err == ''
+
+
+def test_options_win_over_zero_wait(capsys: pytest.CaptureFixture) -> None:
+    cfg = load_zero_wait(
+        '--cfg-options', 'model.decode_head.type=FCNHead', 'optim_wrapper.type=AmpOptimWrapper',
+        'default_hooks.runtime_info.history_length=7', 'default_hooks.logger.interval=3',
+    )  # fmt: skip
+    assert cfg.model.decode_head.type == 'FCNHead'
+    assert 'head' not in cfg.model.decode_head
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+    assert cfg.model.auxiliary_head.type == 'SparseAccuracyHead'
+    hooks = cfg.default_hooks
+    assert hooks.runtime_info == dict(type='SparseRuntimeInfoHook', history_length=7)
+    assert (hooks.logger.type, hooks.logger.interval) == ('SparseLoggerHook', 3)
+    said = capsys.readouterr().err
+    assert 'model.decode_head: PSPHead is kept as --cfg-options has it' in said
+    assert 'so it is added' not in said
+
+
+def test_amp_without_waits() -> None:
+    cfg = load_zero_wait()
+    launch.enable_amp(cfg)
+    assert cfg.optim_wrapper.type == 'SparseAmpOptimWrapper'
+    launch.enable_amp(cfg)
+    launch.check_device(cfg, training=True)  # on a CPU it is slow, but works
 
 
 def test_auto_scale_lr() -> None:

@@ -3,19 +3,22 @@
 python tools/diagnose.py configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py --waits
 python tools/diagnose.py mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py --waits
 
-Runs a few iterations in a folder that is thrown away; nothing of the config's own is written.
+Runs a few iterations with stock parts and a few with mmtempo's (as train.py --zero-wait takes
+them) in a folder that is thrown away; nothing of the config's own is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 
 from rich.console import Console
 
 from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
-from mmtempo.doctor.wait_report import count_waits
+from mmtempo.doctor.wait_report import compare_waits
+from mmtempo.overlay import describe, stock, zero_wait
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,13 +43,16 @@ def main() -> int:
 
     def prepare() -> launch.Config:
         cfg = launch.load_config(args)
-        launch.check_device(cfg, training=True)
+        as_stock = copy.deepcopy(cfg)
+        stock(as_stock)
+        launch.check_device(as_stock, training=True)
         preflight(cfg)
         return cfg
 
     def look(cfg: launch.Config) -> None:
-        report = count_waits(cfg, args.iters)
-        report.show(Console(width=None if sys.stdout.isatty() else 140))
+        console = Console(width=None if sys.stdout.isatty() else 140)
+        console.print('with mmtempo, ' + describe(zero_wait(copy.deepcopy(cfg))), highlight=False)
+        compare_waits(cfg, args.iters).show(console)
 
     return launch.run_tool('diagnose.py', prepare, look)
 

@@ -1,7 +1,7 @@
 """Train a model: ours, mmseg's, or your own mm-style config.
 
 python tools/train.py configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
-python tools/train.py mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py
+python tools/train.py mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py --zero-wait
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     launch.add_common_arguments(parser)
+    launch.add_zero_wait(parser)
     parser.add_argument(
         '--resume',
         nargs='?',

@@ -8,8 +8,9 @@ env_cfg = dict(
     dist_cfg=dict(backend='nccl'),
 )
 default_hooks = dict(
+    runtime_info=dict(type='SparseRuntimeInfoHook'),
     timer=dict(type='IterTimerHook'),
-    logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
+    logger=dict(type='SparseLoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),

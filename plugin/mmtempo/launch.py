@@ -20,6 +20,8 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from .bev.errors import BadSampleError
+from .core.nonfinite import NonFiniteError
+from .overlay import describe, zero_wait
 
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
 RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
@@ -43,6 +45,9 @@ LAUNCHER_NEEDS = {
     'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_NODELIST'),
     'mpi': ('OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_SIZE', 'MASTER_ADDR'),
 }
+
+# The wrapper for mixed precision that goes with one for plain float32.
+AMP_OF = {'OptimWrapper': 'AmpOptimWrapper', 'SparseOptimWrapper': 'SparseAmpOptimWrapper'}
 
 
 class LaunchError(ValueError):
@@ -83,6 +88,16 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
+def add_zero_wait(parser: argparse.ArgumentParser) -> None:
+    """The flag of those tools that build a training."""
+    parser.add_argument(
+        '--zero-wait',
+        action='store_true',
+        help="exchange stock parts that wait for the device for mmtempo's, and say which; "
+        '--cfg-options wins',
+    )
+
+
 def resolve_config_path(name: str) -> str:
     """Path of a config given as a file or as `package::path`."""
     if '::' in name:
@@ -111,10 +126,12 @@ def resolve_config_path(name: str) -> str:
 
 
 def load_config(args: argparse.Namespace) -> Config:
-    """Read the config, apply --cfg-options, --launcher and --work-dir."""
+    """Read the config, apply --zero-wait, --cfg-options, --launcher and --work-dir."""
     path = resolve_config_path(args.config)
     cfg = Config.fromfile(path)
     options = args.cfg_options or {}
+    if getattr(args, 'zero_wait', False):
+        _say(f'--zero-wait {describe(zero_wait(cfg, keep=options))}')
     _check_options(cfg, options)
     cfg.merge_from_dict(options)
     cfg.launcher = args.launcher
@@ -156,15 +173,15 @@ def has_accelerator() -> bool:
 def enable_amp(cfg: Config) -> None:
     """--amp: mixed precision with a dynamic loss scale."""
     wrapper = cfg.optim_wrapper.get('type', 'OptimWrapper')
-    if wrapper == 'AmpOptimWrapper':
+    if wrapper in AMP_OF.values():
         _say('--amp: the config has mixed precision already')
         return
-    if wrapper != 'OptimWrapper':
+    if wrapper not in AMP_OF:
         raise LaunchError(
-            f'--amp works with optim_wrapper.type=OptimWrapper, found {wrapper}; set '
+            f'--amp works with optim_wrapper.type={" or ".join(AMP_OF)}, found {wrapper}; set '
             'its mixed precision in the config instead'
         )
-    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    cfg.optim_wrapper.type = AMP_OF[wrapper]
     cfg.optim_wrapper.loss_scale = 'dynamic'
 
 
@@ -251,7 +268,8 @@ def check_device(cfg: Config, training: bool) -> None:
     if training and (cfg.get('optim_wrapper') or {}).get('type') == 'AmpOptimWrapper':
         raise LaunchError(
             f'mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) {gpu}: leave --amp '
-            'out, or set --cfg-options optim_wrapper.type=OptimWrapper'
+            'out, or set --cfg-options optim_wrapper.type=OptimWrapper; SparseAmpOptimWrapper '
+            'computes in bfloat16 on a CPU'
         )
 
 
@@ -325,6 +343,9 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
     except KeyboardInterrupt:
         print(f'\n{name}: interrupted{_how_to_go_on(prepared)}', file=sys.stderr)
         return 130
+    except NonFiniteError as error:
+        print(f'\n{name}: stopped: {error}', file=sys.stderr)
+        return 1
     except BadSampleError as error:
         # A worker wraps the message into its own traceback; the message is the last line.
         print(

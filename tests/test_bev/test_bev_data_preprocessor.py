@@ -8,7 +8,7 @@ import torch
 from mmseg.models import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
-from mmtempo.bev import BEVDataPreprocessor, BEVDataSample, Calibration
+from mmtempo.bev import BEVDataPreprocessor, BEVDataSample, Calibration, bev_data_preprocessor
 from mmtempo.bev.labels import pack_label
 from mmtempo.core.waits import WaitCensus
 
@@ -50,6 +50,20 @@ def test_the_batch_is_left_as_it_was() -> None:
     before = [image.clone() for image in data['inputs']]
     BEVDataPreprocessor(bgr_to_rgb=False)(data)
     assert all(map(torch.equal, data['inputs'], before))
+
+
+@pytest.mark.parametrize('non_blocking', [True, False])
+def test_images_and_labels_cross_once(monkeypatch: pytest.MonkeyPatch, non_blocking: bool) -> None:
+    crossed = []
+
+    def cross(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        crossed.append((tuple(tensor.shape), tensor.dtype))
+        return tensor.to(device)
+
+    monkeypatch.setattr(bev_data_preprocessor, 'to_device', cross)
+    BEVDataPreprocessor(non_blocking=non_blocking)(batch())
+    through_pinned = [((3, 3, 12, 16), torch.uint8), ((3, 6, 7), torch.int16)]
+    assert crossed == (through_pinned if non_blocking else [])
 
 
 def test_labels_and_calibrations() -> None:

@@ -14,8 +14,10 @@ from mmengine.runner import Runner
 from rich.console import Console
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mmtempo.doctor.wait_report import WaitReport, count_waits
+from mmtempo.core.waits import Wait
+from mmtempo.doctor.wait_report import WaitComparison, WaitReport, compare_waits, count_waits
 from mmtempo.launch import resolve_config_path
+from mmtempo.overlay import stock
 
 from ..conftest import next_name
 from ..test_tools.test_train import make_cityscapes
@@ -29,7 +31,8 @@ def by_kind(report: WaitReport) -> dict[str, float]:
 
 
 def long(cfg: Config) -> Config:
-    """Long enough, and without a log line in each iteration; a checkpoint in every second one."""
+    """Long enough, of stock parts, and with few log lines; a checkpoint in every second one."""
+    stock(cfg)
     cfg.merge_from_dict({'train_cfg.max_iters': 100, 'default_hooks.logger.interval': 50})
     assert cfg.default_hooks.checkpoint.interval == 2
     cfg.launcher = 'none'
@@ -152,3 +155,44 @@ def test_what_is_printed(tiny_cfg: Config) -> None:
     output = io.StringIO()
     WaitReport(2, []).show(Console(file=output, width=140))
     assert output.getvalue().startswith('0 waits an iteration')
+
+
+def printed(comparison: WaitComparison) -> list[str]:
+    """Cells of each row, then the last line."""
+    output = io.StringIO()
+    comparison.show(Console(file=output, width=140))
+    lines = output.getvalue().splitlines()
+    return [' '.join(line.replace('│', ' ').split()) for line in lines if line[0] in '│0123456789']
+
+
+def test_both_columns() -> None:
+    ours, theirs = Wait('scalar read', 'item', 'a.py:1'), Wait('index by mask', 'index', 'b.py:2')
+    shared = Wait('blocking copy', 'to the device', 'c.py:3')
+    stock_waits = WaitReport(2, [(theirs, 6), (shared, 2)])
+    assert printed(WaitComparison(stock_waits, WaitReport(2, [(shared, 1), (ours, 2)]))) == [
+        '3 0 index by mask index b.py:2',
+        '1 0.5 blocking copy to the device c.py:3',
+        '0 1 scalar read item a.py:1',
+        "4 waits an iteration with stock parts, 1.5 with mmtempo's, "
+        'over 2 iterations without log line or checkpoint',
+    ]
+    assert printed(WaitComparison(WaitReport(3, []), WaitReport(2, []))) == [
+        "0 waits an iteration with stock parts, 0 with mmtempo's, "
+        'over 2 and 3 iterations without log line or checkpoint',
+    ]
+
+
+def test_compares_one_config_with_itself(tiny_cfg: Config) -> None:
+    cfg = long(tiny_cfg)
+    before = cfg.to_dict()
+    found = compare_waits(cfg, iterations=2)
+    assert by_kind(found.stock) == {'scalar read': 3}
+    assert found.mmtempo.waits == []
+    assert found.mmtempo.iterations == 2
+    assert cfg.to_dict() == before
+
+
+def test_what_our_models_come_with_waits_for_nothing(tiny_cfg: Config) -> None:
+    tiny_cfg.merge_from_dict({'train_cfg.max_iters': 100, 'default_hooks.logger.interval': 50})
+    tiny_cfg.launcher = 'none'
+    assert count_waits(tiny_cfg, iterations=2).waits == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,15 @@ from .test_train import run, tiny
 
 
 def test_waits(bev_root: str, tmp_path: Path) -> None:
-    options = tiny(bev_root, tmp_path / 'work', iters=50)
+    options = tiny(bev_root, tmp_path / 'work', iters=50) | {'default_hooks.logger.interval': 50}
     text = run('diagnose.py', MINI, '--waits', '--iters', 2, options=options)
-    assert '3 waits an iteration, over 2 iterations without log line or checkpoint' in text
-    assert 'mmengine/logging/message_hub.py:' in text
+    assert (
+        "3 waits an iteration with stock parts, 0 with mmtempo's, over 2 iterations "
+        'without log line or checkpoint'
+    ) in text
+    assert re.search(r'stock . mmtempo . kind', text)
+    assert re.search(r'3 .\s+0 . scalar read .* mmengine/logging/message_hub.py:', text)
+    assert "model.decode_head: BEVPyramidHead is mmtempo's own" in text
     assert not (tmp_path / 'work').exists()
 
 

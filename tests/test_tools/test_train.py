@@ -148,7 +148,7 @@ def test_flags_are_frozen() -> None:
     """Whoever changes a flag changes it here too, and says so in the changelog."""
     common = {'--help', '--work-dir', '--cfg-options', '--launcher', '--local_rank', '--local-rank'}
     assert set(re.findall(r'--[\w-]+', run('train.py', '--help').partition('options:')[2])) == (
-        common | {'--resume', '--amp', '--auto-scale-lr'}
+        common | {'--resume', '--amp', '--auto-scale-lr', '--zero-wait'}
     )
 
 
@@ -173,8 +173,8 @@ def make_cityscapes(root: Path, size: tuple[int, int] = (128, 64)) -> Path:
     return root
 
 
-@pytest.mark.parametrize('by_path', [False, True])
-def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool) -> None:
+@pytest.mark.parametrize(('by_path', 'flags'), [(False, []), (True, []), (False, ['--zero-wait'])])
+def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool, flags: list) -> None:
     """Nothing but data paths and sizes overridden; the pretrained weights wait in torch's cache."""
     from mmseg.models import ResNetV1c
 
@@ -195,9 +195,11 @@ def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool) -> None:
     options['train_dataloader.dataset.pipeline.3.crop_size'] = '(32,64)'
     options['model.data_preprocessor.size'] = '(32,64)'
     text = run(
-        'train.py', config, '--work-dir', tmp_path / 'work', options=options,
+        'train.py', config, '--work-dir', tmp_path / 'work', *flags, options=options,
         env=os.environ | {'TORCH_HOME': str(tmp_path / 'torch')},
     )  # fmt: skip
+    assert ('model.decode_head: FCNHead -> SparseAccuracyHead' in text) is bool(flags)
+    assert "type='SparseSegDataPreProcessor'" in text or not flags
     assert 'Iter(train) [2/2]' in text
     assert re.search(r'Iter\(val\) .*mIoU: \d', text)
     assert (tmp_path / 'work/iter_2.pth').is_file()

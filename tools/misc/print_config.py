@@ -16,6 +16,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     launch.add_common_arguments(parser)
+    launch.add_zero_wait(parser)
     args = parser.parse_args()
     return launch.run_tool(
         'print_config.py', lambda: launch.load_config(args), lambda cfg: print(cfg.pretty_text)

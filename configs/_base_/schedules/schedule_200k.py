@@ -1,6 +1,6 @@
 # 200k iterations at batch 4; AdamW without decay on norms and position tables.
 optim_wrapper = dict(
-    type='OptimWrapper',
+    type='SparseOptimWrapper',
     optimizer=dict(type='AdamW', lr=2e-4, betas=(0.9, 0.999), weight_decay=0.01),
     paramwise_cfg=dict(
         norm_decay_mult=0.0,

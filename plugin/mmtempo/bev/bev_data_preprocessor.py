@@ -10,6 +10,7 @@ import torch
 from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 
+from ..core.device import to_device
 from .bev_data_sample import BEVDataSample
 from .calibration import Calibration, pixel_to_bev
 from .labels import unpack_label
@@ -36,8 +37,8 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         num_classes: Bits of the label that are classes. Defaults to 14.
         legacy_size: Width and height for which the older code scaled every
             calibration; None follows the calibration of the sample. Defaults to None.
-        non_blocking: Whether copies may overlap with the device's work; they do where the
-            loader delivers stacked, pinned tensors. Defaults to True.
+        non_blocking: Whether copies may overlap with the device's work; what the loader did
+            not pin is pinned for that. Defaults to True.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         return dict(inputs=inputs, data_samples=samples)
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device, non_blocking=self._non_blocking)
+        return to_device(tensor, self.device) if self._non_blocking else tensor.to(self.device)
 
     def _normalise(self, images: Any) -> torch.Tensor:
         if not isinstance(images, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os.path as osp
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from ..core.waits import Wait, WaitCensus
 from ..launch import build_runner
+from ..overlay import stock, zero_wait
 
 
 @dataclass
@@ -29,20 +31,50 @@ class WaitReport:
 
     def show(self, console: Console) -> None:
         """Print each wait with its place, the most frequent first."""
-        table = Table()
-        for column in ('an iteration', 'kind', 'operation', 'where'):
-            table.add_column(column, justify='right' if column == 'an iteration' else 'left')
-        for wait, count in self.waits:
-            table.add_row(
-                f'{count / self.iterations:g}', wait.kind, wait.operation, _short(wait.where)
-            )
-        if self.waits:
-            console.print(table)
-        console.print(
-            f'{self.per_iteration:g} waits an iteration, over {self.iterations} iterations '
-            'without log line or checkpoint',
-            highlight=False,
+        _print_table(console, {'an iteration': self})
+        _say(console, f'{self.per_iteration:g} waits an iteration, over {self.iterations}')
+
+
+@dataclass
+class WaitComparison:
+    """Waits of one config with stock parts, and with mmtempo's."""
+
+    stock: WaitReport
+    mmtempo: WaitReport
+
+    def show(self, console: Console) -> None:
+        """Print each wait once, with how often in either; their sums are the last line."""
+        _print_table(console, {'stock': self.stock, 'mmtempo': self.mmtempo})
+        over = sorted({self.stock.iterations, self.mmtempo.iterations})
+        _say(
+            console,
+            f'{self.stock.per_iteration:g} waits an iteration with stock parts, '
+            f"{self.mmtempo.per_iteration:g} with mmtempo's, over {' and '.join(map(str, over))}",
         )
+
+
+def _print_table(console: Console, columns: dict[str, WaitReport]) -> None:
+    """A row for each wait, with its count an iteration in each of the reports."""
+    counts: dict[Wait, list[float]] = {}
+    for index, report in enumerate(columns.values()):
+        for wait, count in report.waits:
+            row = counts.setdefault(wait, [0.0] * len(columns))
+            row[index] = count / report.iterations
+    if not counts:
+        return
+    table = Table()
+    for name in columns:
+        table.add_column(name, justify='right')
+    for name in ('kind', 'operation', 'where'):
+        table.add_column(name)
+    for wait, row in sorted(counts.items(), key=lambda item: item[1], reverse=True):
+        numbers = [f'{count:g}' for count in row]
+        table.add_row(*numbers, wait.kind, wait.operation, _short(wait.where))
+    console.print(table)
+
+
+def _say(console: Console, sums: str) -> None:
+    console.print(f'{sums} iterations without log line or checkpoint', highlight=False)
 
 
 def _short(where: str) -> str:
@@ -119,7 +151,9 @@ def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
         cfg.work_dir = folder
         cfg.load_from, cfg.resume = None, False
         cfg.log_level = 'WARNING'
-        # Visualizers outlive their run under their name, and would write to its folder.
+        # Loggers, message hubs and visualizers outlive their run under their name; another
+        # run of that name would go on writing to this one's folder.
+        cfg.experiment_name = osp.basename(folder)
         cfg.visualizer = dict(type='Visualizer', name=osp.basename(folder))
         # Neither is part of an iteration, and neither may end the run before it is seen.
         for split in ('val', 'test'):
@@ -143,3 +177,18 @@ def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
             )
         waits = sorted(opened.waits.items(), key=lambda item: -item[1])
         return WaitReport(opened.seen, waits)
+
+
+def compare_waits(cfg: Config, iterations: int) -> WaitComparison:
+    """Count the waits of a config with stock parts and with ours.
+
+    Args:
+        cfg: The config, complete and checked; it stays as it is.
+        iterations: How many iterations of each to look at.
+    """
+    reports = []
+    for exchange in (stock, zero_wait):
+        exchanged = copy.deepcopy(cfg)
+        exchange(exchanged)
+        reports.append(count_waits(exchanged, iterations))
+    return WaitComparison(*reports)

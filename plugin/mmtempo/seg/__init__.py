@@ -1,0 +1,6 @@
+"""What mmseg's own models need so that they don't wait for the device."""
+
+from .sparse_accuracy_head import build_sparse_accuracy_head, sparse_accuracy
+from .sparse_seg_data_preprocessor import SparseSegDataPreProcessor
+
+__all__ = ['SparseSegDataPreProcessor', 'build_sparse_accuracy_head', 'sparse_accuracy']
