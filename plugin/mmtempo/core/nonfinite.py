@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 GRAD_NORM = 'watch/grad_norm'
 LOSS_SCALE = 'watch/loss_scale'
@@ -41,13 +41,18 @@ class NonFiniteWatch:
         self._bad: list[tuple[int, str]] = []
         self._skipped: list[int] = []
 
-    def look(self, iteration: int, values: Iterable[tuple[str, float, int]]) -> None:
+    def look(self, iteration: int, values: Sequence[tuple[str, float, int]]) -> None:
         """Take in the values of an iteration, counted from 0."""
-        values = list(values)
-        if any(not math.isfinite(value) and _matters(key) for key, value, _ in values):
+        total = 0.0
+        for key, value, _ in values:
+            total += value
+            if key == SKIPPED and value:
+                self._skipped.append(iteration + 1)
+        # The sum of finite numbers may still overflow, so a look at each of them decides.
+        if not math.isfinite(total) and any(
+            not math.isfinite(value) and _matters(key) for key, value, _ in values
+        ):
             self._bad.append((iteration + 1, _describe(values)))
-        if any(key == SKIPPED and value for key, value, _ in values):
-            self._skipped.append(iteration + 1)
 
     def check(self) -> None:
         """Act on what was found since the last call."""
@@ -76,9 +81,8 @@ def _matters(key: str) -> bool:
     return key == GRAD_NORM or (key.startswith('train/') and 'loss' in key)
 
 
-def _describe(values: Iterable[tuple[str, float, int]]) -> str:
+def _describe(values: Sequence[tuple[str, float, int]]) -> str:
     """The bad values, then what helps to judge them."""
-    values = list(values)
     bad = [
         f'{key.partition("/")[2]} {value}'
         for key, value, _ in values

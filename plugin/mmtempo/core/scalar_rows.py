@@ -87,13 +87,16 @@ class ScalarRows:
             return
         entries: list = []
         fresh: dict[Kind, list[torch.Tensor]] = {}
+        kind: Kind | None = None
         for key, value, count in noted:
-            if isinstance(value, torch.Tensor):
-                kind = (value.device, value.dtype)
-                fresh.setdefault(kind, []).append(value if value.dim() == 0 else value.reshape(()))
-                entries.append((key, None, count, kind))
-            else:
+            if not isinstance(value, torch.Tensor):
                 entries.append((key, value, count, None))
+                continue
+            if kind is None or value.dtype is not kind[1] or value.device != kind[0]:
+                kind = (value.device, value.dtype)
+                alike = fresh.setdefault(kind, [])
+            alike.append(value if value.dim() == 0 else value.reshape(()))
+            entries.append((key, None, count, kind))
         with torch.no_grad():
             for kind, values in fresh.items():
                 self._tensors.setdefault(kind, []).append(torch.stack(values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,19 +50,20 @@ class BoundedHistory(HistoryBuffer):
         if self.defer is not None:
             self.defer(log_val, count)
         else:
-            self.push(log_val, count)
+            self.extend((log_val,), (count,))
 
-    def push(self, value: int | float, count: int = 1) -> None:
-        """Add a value now."""
-        self._values.append(value)
-        self._counts.append(count)
-        self.total += 1
-        self._sum += value
-        self._count += count
-        if value < self._min or value != value:  # nan stays, as in numpy
-            self._min = value
-        if value > self._max or value != value:
-            self._max = value
+    def extend(self, values: Sequence[int | float], counts: Sequence[int]) -> None:
+        """Add values now."""
+        self._values.extend(values)
+        self._counts.extend(counts)
+        self.total += len(values)
+        subtotal = sum(values)
+        self._sum += subtotal
+        self._count += sum(counts)
+        self._min = min(self._min, *values)
+        self._max = max(self._max, *values)
+        if subtotal != subtotal and any(value != value for value in values):
+            self._min = self._max = subtotal  # nan stays, as in numpy
 
     def frozen(self) -> BoundedHistory:
         """What it holds now, for good."""

@@ -112,11 +112,18 @@ class SparseScalars:
         self._push(ticket, wait)
 
     def _push(self, ticket: int, wait: bool) -> None:
+        arrived: dict[str, tuple[list, list]] = {}
         for iteration, values in self._rows.take(ticket, wait):
             self._watch.look(iteration, values)
             for key, value, count in values:
-                if not key.startswith('watch/'):
-                    self._hub.log_scalars[key].push(value, count)
+                found = arrived.get(key)
+                if found is None:
+                    found = arrived[key] = ([], [])
+                found[0].append(value)
+                found[1].append(count)
+        for key, (numbers, counts) in arrived.items():
+            if not key.startswith('watch/'):
+                self._hub.log_scalars[key].extend(numbers, counts)
 
     def _feed(self, key: str) -> None:
         """Give a key its history, in the order that keys appear, as stock does."""
