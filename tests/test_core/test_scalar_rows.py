@@ -104,7 +104,12 @@ def test_taking_without_waiting_takes_what_has_arrived(slow: ScalarRows) -> None
     assert [iteration for iteration, _ in slow.take(first, wait=False)] == [0, 1]
     assert slow.has_taken(first)
     assert not slow.has_taken(second)
-    assert [iteration for iteration, _ in slow.take(second, wait=False)] == [2, 3]
+    late = list(slow.take(second, wait=False))
+    assert [iteration for iteration, _ in late] == [2, 3]
+    assert [values for _, values in late] == [
+        [('loss', 2.0, 1), ('plain', 0.5, 1)],
+        [('loss', 3.0, 1), ('plain', 0.5, 1)],
+    ]
     assert not any(copy.waited for copy in SlowCopy.made)
 
 

@@ -94,6 +94,7 @@ def assert_same(found: list[dict], expected: list[dict], count: int) -> None:
 def test_500_iterations(change: Callable, lines: int, tmp_path: Path) -> None:
     stock = train(change(config(tmp_path / 'stock', STOCK)))
     cfg = change(config(tmp_path / 'sparse', SPARSE))
+    cfg.default_hooks.runtime_info.history_length = 5  # the windows that are asked for count
     is_amp = cfg.optim_wrapper.type == 'StockOnCPU'
     cfg.optim_wrapper.type = 'SparseAmpOptimWrapper' if is_amp else 'SparseOptimWrapper'
     sparse = train(cfg)

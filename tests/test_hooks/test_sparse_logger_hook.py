@@ -53,9 +53,15 @@ class Late(Hook):
 
 @pytest.mark.parametrize('delay', [1, 3, 9])
 def test_a_late_line_says_what_stock_says(delay: int, tmp_path: Path) -> None:
-    train(config(tmp_path / 'stock', STOCK, **{'train_cfg.max_iters': 55}))
-    cfg = config(tmp_path / 'sparse', SPARSE, **{'train_cfg.max_iters': 55})
-    cfg.default_hooks.checkpoint = None
+    configs = []
+    for name, hooks in (('stock', STOCK), ('sparse', SPARSE)):
+        cfg = config(tmp_path / name, hooks, **{'train_cfg.max_iters': 55})
+        cfg.default_hooks.checkpoint = None
+        # The host's own values go on changing as well.
+        cfg.param_scheduler = dict(type='LinearLR', by_epoch=False, end=55)
+        configs.append(cfg)
+    train(configs[0])
+    cfg = configs[1]
     runner = Runner.from_cfg(cfg)
     late = Late(delay)
     runner.register_hook(late)
