@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,9 +172,28 @@ def test_remaining_time_knows_evaluations_and_saves(
     (path,) = tmp_path.rglob('*.log')
     found = re.findall(r'\[ *(\d+)/100\].*eta: ([\d:]+)', path.read_text())
     assert dict(found)['20'] == '0:01:20'  # nothing else has been seen yet
-    assert dict(found)['30'] == f'0:01:{70 + 3 * 5 - 60 + 5:02}'  # saves at 40, 60, 80, 100
-    # 60 iterations, evaluations at 60 and 90, saves at 60, 80 and 100
-    assert dict(found)['40'] == '0:02:55'
+    assert dict(found)['30'] == '0:01:30'  # and saves at 40, 60, 80, 100
+    # 60 iterations, evaluations at 60, 90 and 100, saves at 60, 80 and 100
+    assert dict(found)['40'] == '0:03:45'
+
+
+@pytest.mark.parametrize(
+    ('done', 'begin', 'interval', 'expected'),
+    [
+        (0, 1, 30, 4),
+        (30, 1, 30, 3),
+        (99, 1, 30, 1),
+        (5, 50, 20, 3),
+        (5, 101, 20, 0),
+        (100, 1, 20, 0),
+    ],
+)
+def test_evaluations_left_of_100_iterations(
+    done: int, begin: int, interval: int, expected: int
+) -> None:
+    loop = SimpleNamespace(max_iters=100, val_begin=begin, val_interval=interval)
+    runner = SimpleNamespace(train_loop=loop, val_loop=True)
+    assert module._evaluations_left(runner, done) == expected
 
 
 def test_bar_is_drawn_at_a_rate_and_leaves_the_log_whole() -> None:

@@ -132,7 +132,7 @@ class SparseLoggerHook(LoggerHook):
         saves = sum(
             (runner.max_epochs - runner.epoch) / hook.interval
             if hook.by_epoch
-            else total // hook.interval - done // hook.interval
+            else _times_left(done, total, hook.interval, at_end=hook.save_last)
             for hook in runner.hooks
             if isinstance(hook, CheckpointHook) and hook.interval > 0
         )
@@ -152,7 +152,13 @@ def _evaluations_left(runner: Any, done: int) -> int:
     by_epoch = hasattr(loop, 'run_epoch')
     done, total = (loop.epoch, loop.max_epochs) if by_epoch else (done, loop.max_iters)
     first = max(done, loop.val_begin - 1)
-    return max(0, total // loop.val_interval - first // loop.val_interval)
+    return _times_left(first, total, loop.val_interval, at_end=True)
+
+
+def _times_left(done: int, total: int, interval: int, at_end: bool) -> int:
+    """How often what comes every so many is still to come; `at_end` also when that is odd."""
+    last = -(-total // interval) if at_end else total // interval
+    return max(0, last - done // interval)
 
 
 class _Moment:
