@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from mmtempo.core.nonfinite import NonFiniteError, NonFiniteWatch
+from mmtempo.core.nonfinite import NonFiniteError, NonFiniteWatch, bad_tensors
 
 NAN, INF = float('nan'), float('inf')
 
@@ -69,6 +70,43 @@ def test_skipped_updates_are_named() -> None:
         '10 updates were skipped because of non-finite gradients, at iterations '
         '2, 4, 6, 8, 10, 12, 14, 16, 18, 20.'
     ]
+
+
+def test_a_scale_that_has_collapsed() -> None:
+    watch = NonFiniteWatch('stop', print)
+    watch.look(3, row(train__loss=1.0, watch__loss_scale=1e-5))
+    watch.check()
+    watch.look(8, row(train__loss=1.0, watch__loss_scale=1e-7))
+    with pytest.raises(
+        NonFiniteError,
+        match='iteration 9: losses finite; gradient norm not computed; loss scale after the update '
+        '1e-07, as every update overflows',
+    ):
+        watch.check()
+
+
+def test_of_two_optimizers_the_bad_one_is_named() -> None:
+    watch = NonFiniteWatch('stop', print)
+    watch.look(0, [('watch/grad_norm', NAN, 1), ('watch/grad_norm', 2.0, 1)])
+    with pytest.raises(NonFiniteError, match='gradient norm nan'):
+        watch.check()
+
+
+def test_skipping_ends_where_the_weights_are_bad() -> None:
+    said: list[str] = []
+    watch = NonFiniteWatch('skip', said.append)
+    watch.look(0, row(train__loss=NAN))
+    watch.check()
+    watch.found(5, 'net.weight of the model', in_weights=True)
+    with pytest.raises(NonFiniteError, match='iteration 6: net.weight'):
+        watch.check()
+    assert len(said) == 2
+
+
+def test_tensors_are_looked_at_by_name() -> None:
+    tensors = dict(good=torch.ones(3), bad=torch.tensor([1.0, INF]), count=torch.tensor(3))
+    assert bad_tensors(tensors.items()) == ['bad']
+    assert bad_tensors([]) == []
 
 
 def test_unknown_action() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from mmtempo.core.host_copy import HostCopy
 from mmtempo.core.scalar_rows import ScalarRows
 from mmtempo.core.waits import WaitCensus
 
@@ -126,12 +126,28 @@ def test_sending_nothing_is_no_copy(slow: ScalarRows) -> None:
     assert len(SlowCopy.made) == 1
 
 
-def test_more_than_a_scalar_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'loss is a tensor of 2 values, shape \(2,\)'):
-        ScalarRows().note('loss', torch.zeros(2))
+@pytest.mark.parametrize(
+    ('value', 'said'),
+    [
+        (torch.zeros(2), r'loss is Tensor of shape \(2,\)'),
+        (np.zeros((3, 1)), r'loss is ndarray of shape \(3, 1\)'),
+        ('0.5', 'loss is str, but'),
+        (None, 'loss is NoneType, but'),
+    ],
+)
+def test_what_is_no_number_is_refused(value: object, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        ScalarRows().note('loss', value)
 
 
-def test_a_copy_on_the_host_is_there_at_once() -> None:
-    copy = HostCopy(torch.tensor([1.0, 2.0]))
-    assert copy.arrived
-    assert copy.values() == [1.0, 2.0]
+def test_numbers_of_numpy_become_pythons_own() -> None:
+    rows = ScalarRows()
+    for value in (np.float32(0.1), np.array([2]), np.int64(3)):
+        rows.note('x', value)
+    rows.seal(0)
+    ((_, values),) = rows.take(rows.send(), wait=True)
+    assert [(value, type(value)) for _, value, _ in values] == [
+        (float(np.float32(0.1)), float),
+        (2, int),
+        (3, int),
+    ]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mmengine.logging import HistoryBuffer
 
+from mmtempo.hooks import bounded_history
 from mmtempo.hooks.bounded_history import BoundedHistory
 
 
@@ -25,7 +26,7 @@ def both(length: int, values: int) -> tuple[BoundedHistory, HistoryBuffer]:
 
 @pytest.mark.parametrize('values', [1, 7, 20, 500])
 @pytest.mark.parametrize('method', ['mean', 'min', 'max'])
-@pytest.mark.parametrize('window', [1, 5, 20, 500, 10**6, None])
+@pytest.mark.parametrize('window', [1, 5, 20, 501, 10**6, None])
 def test_statistics_are_stocks(values: int, method: str, window: int | None) -> None:
     mine, stock = both(20, values)
     expected = stock.statistics(method, window_size=window)
@@ -33,6 +34,16 @@ def test_statistics_are_stocks(values: int, method: str, window: int | None) -> 
     assert getattr(mine, method)(window) == pytest.approx(expected, rel=1e-12)
     assert mine.current() == mine.statistics('current') == stock.current()
     assert isinstance(mine.statistics(method, window_size=window), float)
+
+
+def test_more_than_is_kept_is_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(bounded_history, 'print_log', lambda text, **options: said.append(text))
+    mine, stock = both(20, 500)
+    for _ in range(3):
+        assert mine.mean(77) == pytest.approx(stock.mean(20))
+    assert len(said) == 1
+    assert 'history_length=77' in said[0]
 
 
 def test_keeps_no_more_than_it_should() -> None:

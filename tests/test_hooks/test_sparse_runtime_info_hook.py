@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,8 @@ from mmtempo.hooks.bounded_history import BoundedHistory
 from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
 from mmtempo.hooks.sparse_scalars import MOST_ROWS, SparseScalars
 
+from ..conftest import ROOT
+from ..test_tools.test_train import free_port
 from .toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
 
 
@@ -54,6 +61,7 @@ def test_a_value_of_another_hook_keeps_its_place(tmp_path: Path) -> None:
         runner.train()
         histories.append(runner.message_hub.get_scalar('train/loss').data[0].tolist())
     assert histories[0] == histories[1]
+    assert logged(tmp_path / 'LoggerHook') == logged(tmp_path / 'SparseLoggerHook')
     assert len(histories[0]) == 24
 
 
@@ -141,6 +149,136 @@ def test_nan_of_the_last_iteration_fails_the_run(tmp_path: Path) -> None:
     assert not checkpoints(tmp_path)
 
 
+@pytest.mark.parametrize('wrapper', ['OptimWrapper', 'SparseOptimWrapper'])
+@pytest.mark.parametrize('clips', [False, True])
+def test_weights_that_are_not_finite_are_never_saved(
+    wrapper: str, clips: bool, tmp_path: Path
+) -> None:
+    cfg = bad(tmp_path, **{'model.bad_gradient_at': (40,), 'optim_wrapper.type': wrapper})
+    cfg.default_hooks.checkpoint.max_keep_ckpts = 1
+    if clips:
+        cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
+    with pytest.raises(NonFiniteError, match=r'(?s)iteration 40: .*iter_20.pth, is from before'):
+        train(cfg)
+    assert checkpoints(tmp_path) == ['iter_20.pth']
+
+
+def test_a_run_does_not_end_well_with_bad_weights(tmp_path: Path) -> None:
+    with pytest.raises(
+        NonFiniteError, match='iteration 60: net.0.weight and 5 more of the model, after losses'
+    ):
+        train(bad(tmp_path, **{'model.bad_gradient_at': (60,)}))
+    assert checkpoints(tmp_path) == ['iter_20.pth', 'iter_40.pth']
+
+
+def test_saves_that_begin_late(tmp_path: Path) -> None:
+    cfg = bad(tmp_path, **{'model.nan_at': (23,)})
+    cfg.default_hooks.checkpoint.update(interval=10, save_begin=5, max_keep_ckpts=1)
+    cfg.default_hooks.logger.interval = 100
+    with pytest.raises(NonFiniteError, match=r'(?s)iteration 23: .*iter_15.pth, is from before'):
+        train(cfg)
+    assert checkpoints(tmp_path) == ['iter_15.pth']
+
+
+class Saver(Hook):
+    """Saves without being a CheckpointHook."""
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        if runner.iter == 29:
+            runner.save_checkpoint(runner.work_dir, 'mine.pth')
+
+
+def test_whoever_saves(tmp_path: Path) -> None:
+    cfg = bad(tmp_path, **{'model.nan_at': (25,)})
+    cfg.default_hooks.logger.interval = 100
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Saver())
+    with pytest.raises(NonFiniteError, match='iteration 25'):
+        runner.train()
+    assert not (tmp_path / 'mine.pth').exists()
+
+
+def test_stops_with_the_stock_logger_too(tmp_path: Path) -> None:
+    cfg = bad(tmp_path, **{'model.nan_at': (3,)})
+    cfg.default_hooks.logger.type = 'LoggerHook'
+    cfg.default_hooks.checkpoint = None
+    with pytest.raises(NonFiniteError, match='iteration 3'):
+        train(cfg)
+    assert [line['step'] for line in logged(tmp_path)] == [10]
+
+
+def test_nothing_outlives_the_runner(tmp_path: Path) -> None:
+    runner = train(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 12}))
+    hub, alive = runner.message_hub, weakref.ref(runner.model)
+    assert SparseScalars.of(hub) is None
+    history = hub.get_scalar('train/loss')
+    history.update(5.0)  # what it is asked to hold now, it holds at once
+    assert history.current() == 5.0
+    del runner
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_key_that_is_taken_away_comes_back(tmp_path: Path) -> None:
+    runner = Runner.from_cfg(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30}))
+    runner.register_hook(
+        Each(lambda r: r.message_hub.log_scalars.pop('train/loss', None) if r.iter == 14 else None)
+    )
+    runner.train()
+    assert [('loss' in line) for line in logged(tmp_path)] == [True, True, True]
+
+
+RANKS = """
+import sys, os, torch
+from pathlib import Path
+import tests.conftest
+from mmengine.dist import init_dist
+import mmtempo
+from mmtempo.core.nonfinite import NonFiniteError
+from tests.test_hooks.toy import SPARSE, config, train
+rank = int(os.environ['RANK'])
+torch.distributed.init_process_group('gloo')
+nan_at = (20,) if rank == 1 else ()
+cfg = config(Path(sys.argv[1]), SPARSE, **{'train_cfg.max_iters': 40, 'model.nan_at': nan_at})
+cfg.experiment_name = 'ranks'
+cfg.default_hooks.checkpoint.update(interval=10, max_keep_ckpts=1)
+cfg.default_hooks.logger.interval = 1000
+try:
+    train(cfg)
+except NonFiniteError as error:
+    print(f'RANK {rank}: {str(error).splitlines()[0]}', flush=True)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+os._exit(0)
+"""
+
+
+def test_all_processes_stop_together(tmp_path: Path) -> None:
+    """Without this rank 0, whose loss is finite, would save over the good checkpoint."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(
+                os.environ,
+                RANK=str(rank),
+                WORLD_SIZE='2',
+                MASTER_ADDR='127.0.0.1',
+                MASTER_PORT=str(port),
+            ),
+        )
+        for port in [free_port()]
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert 'RANK 0: Non-finite values at iteration 20: in another process' in outputs[0], outputs[0]
+    assert 'RANK 1: Non-finite values at iteration 20: loss nan' in outputs[1], outputs[1]
+    assert checkpoints(tmp_path) == ['iter_10.pth']
+
+
 def log_text(tmp_path: Path) -> str:
     (path,) = tmp_path.rglob('*.log')
     return path.read_text()
@@ -162,6 +300,22 @@ def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
     )
     assert all(value.isfinite().all() for value in runner.model.parameters())
     assert logged(tmp_path)[-1]['loss'] < 10
+
+
+@pytest.mark.parametrize('counts', [1, 2])
+def test_skip_leaves_running_statistics_out_too(counts: int, tmp_path: Path) -> None:
+    cfg = bad(
+        tmp_path,
+        'skip',
+        **{
+            'model.bad_input_at': (25,),
+            'optim_wrapper.type': 'SparseOptimWrapper',
+            'optim_wrapper.accumulative_counts': counts,
+        },
+    )
+    runner = train(cfg)
+    assert 'updates were skipped' in log_text(tmp_path)
+    assert all(value.isfinite().all() for value in runner.model.state_dict().values())
 
 
 def test_skip_needs_our_wrapper(tmp_path: Path) -> None:

@@ -41,18 +41,23 @@ class ToyModel(BaseModel):
     Args:
         nan_at: Iterations, from 1, whose loss is nan.
         bad_gradient_at: Iterations, from 1, where only the gradient is infinite.
+        bad_input_at: Iterations, from 1, whose batch holds a nan.
     """
 
-    def __init__(self, nan_at: tuple = (), bad_gradient_at: tuple = ()) -> None:
+    def __init__(
+        self, nan_at: tuple = (), bad_gradient_at: tuple = (), bad_input_at: tuple = ()
+    ) -> None:
         super().__init__()
         self.net = torch.nn.Sequential(
             torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
         )
-        self.nan_at, self.bad_gradient_at = nan_at, bad_gradient_at
+        self.nan_at, self.bad_gradient_at, self.bad_input_at = nan_at, bad_gradient_at, bad_input_at
         self.seen = 0
 
     def forward(self, inputs: list, data_samples: Any = None, mode: str = 'tensor') -> Any:
         batch = torch.stack(inputs)
+        if mode == 'loss' and self.seen + 1 in self.bad_input_at:
+            batch[0, 0] = float('nan')
         out = self.net(batch).float()
         if mode != 'loss':
             return [dict(out=value) for value in out]

@@ -1,4 +1,4 @@
-"""A copy from a device to the host that nobody has to wait for."""
+"""A copy from a device to the host that nobody has to wait for; a part of the device seam."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ class HostCopy:
         self._host = tensor
         self._event: Any = None
         if tensor.device.type != 'cpu':
-            self._host = torch.empty_like(tensor, device='cpu', pin_memory=True)
+            self._host = _room_for(tensor)
             self._host.copy_(tensor, non_blocking=True)
-            # torch.Event follows any accelerator; before torch 2.6 only CUDA's own is there.
-            self._event = (
-                torch.Event(tensor.device) if hasattr(torch, 'accelerator') else torch.cuda.Event()
-            )
-            self._event.record()
+            self._event = _event_after(tensor.device)
 
     @property
     def arrived(self) -> bool:
@@ -37,3 +33,22 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    # Only into pinned memory is a copy asynchronous; MPS has none.
+    return torch.empty_like(tensor, device='cpu', pin_memory=tensor.device.type != 'mps')
+
+
+def _event_after(device: torch.device) -> Any:
+    """An event behind all that the device has been given so far.
+
+    The stream is named: left out it is that of the current device, which may be another one.
+    """
+    if hasattr(torch, 'accelerator'):  # torch 2.6
+        event = torch.Event(device)
+        event.record(torch.accelerator.current_stream(device))
+    else:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+    return event

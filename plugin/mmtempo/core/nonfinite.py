@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
 
 GRAD_NORM = 'watch/grad_norm'
 LOSS_SCALE = 'watch/loss_scale'
 SKIPPED = 'watch/skipped'
+LEAST_SCALE = 1e-6  # 36 overflows in a row, from where torch starts
 ACTIONS = ('stop', 'warn', 'skip')
 
 
@@ -38,36 +41,44 @@ class NonFiniteWatch:
         self.action = action
         self._warn = warn
         self._advice = advice
-        self._bad: list[tuple[int, str]] = []
+        self._first: tuple[int, str] | None = None  # of those that nobody has been told of
+        self._last, self._count = 0, 0
+        self._is_fatal = False  # nothing is left to be skipped
         self._skipped: list[int] = []
 
     def look(self, iteration: int, values: Sequence[tuple[str, float, int]]) -> None:
         """Take in the values of an iteration, counted from 0."""
-        total = 0.0
+        total, is_lost = 0.0, False
         for key, value, _ in values:
             total += value
             if key == SKIPPED and value:
                 self._skipped.append(iteration + 1)
+            elif key == LOSS_SCALE and value < LEAST_SCALE:
+                is_lost = True
         # The sum of finite numbers may still overflow, so a look at each of them decides.
-        if not math.isfinite(total) and any(
-            not math.isfinite(value) and _matters(key) for key, value, _ in values
+        if is_lost or (
+            not math.isfinite(total)
+            and any(not math.isfinite(value) and _matters(key) for key, value, _ in values)
         ):
-            self._bad.append((iteration + 1, _describe(values)))
+            self.found(iteration, _describe(values))
+
+    def found(self, iteration: int, what: str, in_weights: bool = False) -> None:
+        """Take note of something bad, in an iteration counted from 0."""
+        self._is_fatal |= in_weights
+        self._first = self._first or (iteration + 1, what)
+        self._last = iteration + 1
+        self._count += 1
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether `check` has something to tell."""
+        return self._first is not None
 
     def check(self) -> None:
         """Act on what was found since the last call."""
-        bad, self._bad = self._bad, []
         skipped, self._skipped = self._skipped, []
-        if bad:
-            iteration, what = bad[0]
-            found = f'Non-finite values at iteration {iteration}: {what}.'
-            if self.action == 'stop':
-                message = f'{found}\n{self._advice()}'
-                self._warn(message)  # so that the log of the run ends with it
-                raise NonFiniteError(message)
-            if len(bad) > 1:
-                found += f' They went on: {len(bad)} iterations up to {bad[-1][0]}.'
-            self._warn(found)
+        first, count = self._first, self._count
+        self._first, self._count = None, 0
         if skipped:
             shown = ', '.join(map(str, skipped[:10]))
             more = f' and {len(skipped) - 10} more' if len(skipped) > 10 else ''
@@ -75,6 +86,15 @@ class NonFiniteWatch:
                 f'{len(skipped)} updates were skipped because of non-finite gradients, at '
                 f'iterations {shown}{more}.'
             )
+        if first is not None:
+            found = f'Non-finite values at iteration {first[0]}: {first[1]}.'
+            if self.action == 'stop' or (self.action == 'skip' and self._is_fatal):
+                message = f'{found}\n{self._advice()}'
+                self._warn(message)  # so that the log of the run ends with it
+                raise NonFiniteError(message)
+            if count > 1:
+                found += f' They went on: {count} iterations up to {self._last}.'
+            self._warn(found)
 
 
 def _matters(key: str) -> bool:
@@ -88,10 +108,28 @@ def _describe(values: Sequence[tuple[str, float, int]]) -> str:
         for key, value, _ in values
         if key.startswith('train/') and key != 'train/grad_norm' and not math.isfinite(value)
     ]
-    named = {key: value for key, value, _ in values}
+    named: dict[str, float] = {}
+    for key, value, _ in values:  # of several optimizers the bad one
+        if math.isfinite(named.get(key, 0.0)):
+            named[key] = value
     norm = named.get(GRAD_NORM, named.get('train/grad_norm'))
     text = [', '.join(bad)] if bad else ['losses finite']
     text.append('gradient norm not computed' if norm is None else f'gradient norm {norm:g}')
     if LOSS_SCALE in named:
-        text.append(f'loss scale after the update {named[LOSS_SCALE]:g}')
+        scale = named[LOSS_SCALE]
+        lost = ', as every update overflows' if scale < LEAST_SCALE else ''
+        text.append(f'loss scale after the update {scale:g}{lost}')
     return '; '.join(text)
+
+
+def bad_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Names of those that hold nan or infinity; waits for their device."""
+    named = [(name, tensor) for name, tensor in tensors if tensor.is_floating_point()]
+    by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in named:
+        by_device.setdefault(tensor.device, []).append((name, tensor))
+    bad = []
+    for group in by_device.values():
+        flags = torch.stack([tensor.isfinite().all() for _, tensor in group]).tolist()
+        bad += [name for (name, _), finite in zip(group, flags) if not finite]
+    return bad

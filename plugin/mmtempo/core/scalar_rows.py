@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from .host_copy import HostCopy
@@ -73,10 +74,18 @@ class ScalarRows:
 
     def note(self, key: str, value: Any, count: int = 1) -> None:
         """Hold on to a value of the current iteration; it is copied when that ends."""
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise ValueError(
-                f'{key} is a tensor of {value.numel()} values, shape {tuple(value.shape)}; what '
-                'a training step returns for the log has to be one number each'
+        if isinstance(value, torch.Tensor):
+            size = value.numel()
+        elif isinstance(value, (np.ndarray, np.number)):
+            size = value.size
+            value = value.item() if size == 1 else value
+        else:
+            size = 1 if isinstance(value, (int, float)) else 0
+        if size != 1:
+            shape = f' of shape {tuple(value.shape)}' if size else ''
+            raise TypeError(
+                f'{key} is {type(value).__name__}{shape}, but what a training step returns for '
+                'the log has to be one number each'
             )
         self._open.append((key, value, count))
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import HistoryBuffer, print_log
 
 
 class BoundedHistory(HistoryBuffer):
     """Stands in for a HistoryBuffer in the message hub: the last values, and running totals.
 
-    What asks for more than is kept gets the running mean, minimum or maximum of the whole
-    training. Copied, as for a checkpoint, it becomes a plain HistoryBuffer that stock reads.
+    What asks for all there has been gets the running mean, minimum or maximum of the whole
+    training; what asks for less, but more than is kept, gets that of what is kept. Copied, as
+    for a checkpoint, it becomes a plain HistoryBuffer that stock reads.
 
     Args:
         length: How many values to keep.
@@ -128,8 +131,10 @@ class BoundedHistory(HistoryBuffer):
         """The running statistic where more is asked for than is kept."""
         if self.fetch is not None:
             self.fetch()
-        if window_size is None or window_size > len(self._values):
-            return np.float64(running()) if self.total else kept(window_size)
+        if self.total and (window_size is None or window_size >= self.total):
+            return np.float64(running())
+        if window_size is not None and window_size > len(self._values):
+            _say_once(window_size, len(self._values))
         return kept(window_size)
 
     def _plain(self) -> HistoryBuffer:
@@ -142,3 +147,13 @@ class BoundedHistory(HistoryBuffer):
     def __reduce__(self) -> tuple:
         logs, counts = self._arrays()
         return HistoryBuffer, (logs, counts)
+
+
+@cache
+def _say_once(wanted: int, kept: int) -> None:
+    print_log(
+        f'A statistic over the last {wanted} values of a log history was asked for, and takes the '
+        f'{kept} that are kept; default_hooks.runtime_info.history_length={wanted} keeps as many.',
+        logger='current',
+        level=logging.WARNING,
+    )

@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -47,12 +48,13 @@ class ProgressBar:
             console=console,
             auto_refresh=False,
             transient=True,
+            redirect_stderr=sys.stderr.isatty(),
         )
         self._task = self._progress.add_task('', total=total, stage='train', speed='')
         self._redirected: list[tuple[logging.StreamHandler, object]] = []
         for handler in logger.handlers:
             stream = getattr(handler, 'stream', None)
-            if isinstance(handler, logging.StreamHandler) and stream in (sys.stdout, sys.stderr):
+            if isinstance(handler, logging.StreamHandler) and _is_shown(stream):
                 self._redirected.append((handler, stream))
                 handler.setStream(_Above(console))
         self._progress.start()
@@ -86,6 +88,11 @@ class ProgressBar:
     def close(self) -> None:
         """Take the line away and give the log its terminal back."""
         self._close()
+
+
+def _is_shown(stream: Any) -> bool:
+    """Whether what is written there appears in the terminal."""
+    return stream is sys.stdout or (stream is sys.stderr and sys.stderr.isatty())
 
 
 class _Above(io.TextIOBase):

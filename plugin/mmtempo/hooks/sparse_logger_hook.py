@@ -41,15 +41,16 @@ class SparseLoggerHook(LoggerHook):
     Args:
         progress: A live bar below the log: 'bar', 'off', or 'auto', where standard output is a
             terminal. Defaults to 'auto'.
-        **kwargs: All arguments of `LoggerHook`: `interval`, `ignore_last`, `interval_exp_name`,
+        args: As `LoggerHook` takes them.
+        kwargs: All arguments of `LoggerHook`: `interval`, `ignore_last`, `interval_exp_name`,
             `out_dir`, `out_suffix`, `keep_local`, `log_metric_by_epoch`, `backend_args`.
     """
 
     # As LoggerHook: after the timer, before scheduler and checkpoint.
     priority = 'BELOW_NORMAL'
 
-    def __init__(self, progress: str = 'auto', **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *args: Any, progress: str = 'auto', **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if progress not in ('auto', 'bar', 'off'):
             raise ValueError(
                 f"default_hooks.logger.progress must be 'auto', 'bar' or 'off', found {progress!r}"
@@ -57,12 +58,13 @@ class SparseLoggerHook(LoggerHook):
         self.progress = progress
         self._bar: ProgressBar | None = None
         self._remaining = RemainingTime()
-        self._val_started = 0.0
+        self._val_started, self._is_evaluating = 0.0, False
         self._line: tuple[_Moment, int] | None = None
 
     def before_train(self, runner: Any) -> None:
         self._remaining = RemainingTime()
         self._line = None
+        self._close_bar()  # of a training that failed
         wanted = self.progress == 'bar' or (self.progress == 'auto' and sys.stdout.isatty())
         if wanted and is_main_process():
             self._bar = ProgressBar(runner.max_iters, runner.logger)
@@ -84,16 +86,18 @@ class SparseLoggerHook(LoggerHook):
 
     def before_val(self, runner: Any) -> None:
         self._log(wait=True)
-        self._val_started = time.perf_counter()
+        self._val_started, self._is_evaluating = time.perf_counter(), True
         if self._bar is not None:
             self._bar.stage('evaluation')
 
     def after_val(self, runner: Any) -> None:
         self._remaining.paused('val', time.perf_counter() - self._val_started)
+        self._is_evaluating = False
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=True)
-        self._remaining.saved()
+        if not self._is_evaluating:  # a save there is part of what the evaluation costs
+            self._remaining.saved()
 
     def after_train(self, runner: Any) -> None:
         self._log(wait=True)
@@ -168,6 +172,8 @@ class _Moment:
         self._runner = runner
         self.scalars, self.window = scalars, scalars.send()
         self.iter, self.epoch = runner.iter, runner.epoch
+        # Under DDP stock would ask the model's device for the peak of memory, and wait for it.
+        self.model = None
         self._infos = dict(runner.message_hub.runtime_info)
 
     @cached_property

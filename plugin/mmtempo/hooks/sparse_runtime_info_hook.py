@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os.path as osp
+import weakref
+from itertools import chain
 from typing import Any
 
+import torch
+from mmengine.dist import all_reduce, get_world_size
 from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
-from ..core.nonfinite import NonFiniteWatch
+from ..core.nonfinite import NonFiniteWatch, bad_tensors
+from .bounded_history import BoundedHistory
 from .sparse_scalars import SparseScalars
 
 TOTALS = 'mmtempo_totals'
@@ -39,11 +45,12 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
 
     Args:
         history_length: How many values of a key to keep, at least. Defaults to 100.
-        on_nonfinite: What to do when a loss, or the gradient norm where it is computed, is nan
-            or infinite: 'stop' ends the run with the iteration and the values as soon as they
-            are logged and before anything is saved or evaluated; 'warn' goes on; 'skip' leaves
-            such updates out, decided on the device (needs `SparseOptimWrapper`).
-            Iterations are counted as in the log, from 1. Defaults to 'stop'.
+        on_nonfinite: What to do when a loss, or the gradient norm where `SparseOptimWrapper`
+            computes it, is nan or infinite: 'stop' ends the run, with the iteration and the
+            values, once they have been read for the log; 'warn' goes on; 'skip' leaves such
+            updates out, decided on the device (needs `SparseOptimWrapper`). Before a save, an
+            evaluation and the end of training the weights themselves are looked at, where the
+            host waits anyway. Iterations are counted as in the log, from 1. Defaults to 'stop'.
     """
 
     # As RuntimeInfoHook: what others read has to be there first.
@@ -59,13 +66,17 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self.history_length = history_length
         self.on_nonfinite = on_nonfinite
         NonFiniteWatch(on_nonfinite, print)  # an unknown action is an error now, not later
-        self._scalars: Any = None  # SparseScalars, from the start of a training on
+        # Both from the start of a training on; the scalars until its end.
+        self._scalars: Any = None
+        self._watch: Any = None
+        self._looked_at = -1
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
-        hub = runner.message_hub
-        watch = NonFiniteWatch(self.on_nonfinite, runner.logger.warning, lambda: _advice(hub))
-        self._scalars = SparseScalars(hub, watch, lambda key: self._length(runner, key))
+        hub, of_run = runner.message_hub, weakref.ref(runner)  # the hub outlives the runner
+        self._watch = NonFiniteWatch(self.on_nonfinite, runner.logger.warning, lambda: _advice(hub))
+        self._scalars = SparseScalars(hub, self._watch, lambda key: self._length(of_run(), key))
+        self._looked_at = -1
         self._scalars.bound()
         for key, totals in (hub.pop_info(TOTALS) or {}).items():
             if key in hub.log_scalars:
@@ -84,6 +95,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         scalars.bound()
         if self._is_saved_now(runner):
             self._look(runner)
+        scalars.check()
 
     def before_val(self, runner: Any) -> None:
         super().before_val(runner)
@@ -96,29 +108,48 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
     def after_train(self, runner: Any) -> None:
         super().after_train(runner)
         self._look(runner)
+        self._scalars.close()
+        self._scalars = None
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        if self._scalars is None:
-            return
-        self._look(runner)
-        self._scalars.bound()
+        if self._scalars is not None:
+            if self._looked_at != runner.iter:  # whoever saves is no CheckpointHook
+                self._look(runner, together=False)
+            self._scalars.bound()
         totals = {
             key: history.totals
             for key, history in runner.message_hub.log_scalars.items()
-            if history.total > history.max_length
+            if isinstance(history, BoundedHistory) and history.total > history.max_length
         }
         checkpoint['message_hub']['runtime_info'][TOTALS] = totals
 
-    def _look(self, runner: Any) -> None:
-        """Stop before weights that are not finite are saved or judged."""
-        if self._scalars is not None:
-            self._scalars.fetch()
-            self._scalars.check()
+    def _look(self, runner: Any, together: bool = True) -> None:
+        """Stop before weights that are not finite are saved or judged; waits for the device.
+
+        In all processes at once, where all of them are here (`together`): one that stops alone
+        leaves the others waiting for it.
+        """
+        if self._scalars is None:
+            return
+        self._looked_at = runner.iter
+        self._scalars.fetch()
+        model = runner.model
+        names = bad_tensors(chain(model.named_parameters(), model.named_buffers()))
+        if names:
+            more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+            what = f'{names[0]}{more} of the model, after losses that were finite'
+            self._watch.found(runner.iter, what, in_weights=True)
+        if together and get_world_size() > 1:
+            flag = torch.tensor([float(self._watch.is_bad)])
+            all_reduce(flag, 'max')
+            if flag.item() and not self._watch.is_bad:
+                self._watch.found(runner.iter, 'in another process, whose log says more')
+        self._scalars.check()
 
     def _is_saved_now(self, runner: Any) -> bool:
         # Before the hook itself: stock deletes older files first.
         return any(
-            not hook.by_epoch and self.every_n_train_iters(runner, hook.interval)
+            not hook.by_epoch and self.every_n_train_iters(runner, hook.interval, hook.save_begin)
             for hook in _savers(runner)
         ) or self.is_last_train_iter(runner)
 
@@ -126,7 +157,10 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         """How many values the log processor may ask for."""
         processor = runner.log_processor
         lengths = [self.history_length, processor.window_size]
-        windows = [cfg.get('window_size') for cfg in processor.custom_cfg]
+        source = key.partition('/')[2]
+        windows = [
+            cfg.get('window_size') for cfg in processor.custom_cfg if cfg['data_src'] == source
+        ]
         lengths += [window for window in windows if isinstance(window, int)]
         if key.startswith('val/') and runner.val_loop is not None:
             # Means over an evaluation ask for one more than it has.
@@ -140,17 +174,17 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
             if cfg.get('window_size') != 'global':
                 continue
             method, name = cfg.get('method_name'), cfg.get('log_name', cfg['data_src'])
+            kept = self._length(runner, f'train/{cfg["data_src"]}')
             if method in RUNNING:
                 runner.logger.info(
                     f"log_processor: '{name}' over window_size='global' is kept as a running "
-                    f'{method}; single values are kept for {self.history_length} iterations.'
+                    f'{method}; single values are kept for {kept} iterations.'
                 )
             else:
                 runner.logger.warning(
                     f"log_processor: '{name}' asks for {method!r} over window_size='global', but "
-                    f'only the last {self._length(runner, "train/")} values are kept. Use '
-                    "method_name='mean', which runs over the whole training, or a number as "
-                    'window_size.'
+                    f"only the last {kept} values are kept. Use method_name='mean', which runs "
+                    'over the whole training, or a number as window_size.'
                 )
 
 
@@ -159,14 +193,15 @@ def _savers(runner: Any) -> list[CheckpointHook]:
 
 
 def _advice(hub: Any) -> str:
-    checkpoint = hub.get_info('last_ckpt')
-    saved = (
-        f'The last checkpoint, {checkpoint}, is from before: resume from it'
-        if checkpoint
+    saved = [hub.get_info(key) for key in ('last_ckpt', 'best_ckpt')]
+    there = [path for path in saved if path and osp.isfile(path)]
+    start = (
+        f'The last checkpoint, {there[0]}, is from before: resume from it'
+        if there
         else 'No checkpoint has been written yet: start again'
     )
     return (
-        f'{saved} with a lower learning rate, gradient clipping (optim_wrapper.clip_grad) or '
+        f'{start} with a lower learning rate, gradient clipping (optim_wrapper.clip_grad) or '
         "another loss scale; default_hooks.runtime_info.on_nonfinite='skip' leaves such updates "
         "out, 'warn' goes on."
     )

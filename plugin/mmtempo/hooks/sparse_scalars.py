@@ -55,7 +55,7 @@ class SparseScalars:
         self._watch = watch
         self._length = length
         self._rows = ScalarRows() if rows is None else rows
-        self._known: set[str] = set()
+        self._known: dict[str, bool] = {}  # by key whether it has a history
         self._window: LogWindow | None = None
         # Not by update_info: a checkpoint would name the key, and stock complain of it.
         hub.runtime_info[KEY] = self
@@ -68,7 +68,8 @@ class SparseScalars:
     def note(self, key: str, value: Any, count: int = 1) -> None:
         """Log a value of the current iteration; keys `watch/...` are looked at only."""
         self._rows.note(key, value, count)
-        if key not in self._known:
+        has_history = self._known.get(key)
+        if has_history is None or (has_history and key not in self._hub.log_scalars):
             self._feed(key)
 
     def seal(self, iteration: int) -> None:
@@ -81,6 +82,8 @@ class SparseScalars:
         """Start the copy of all that ended iterations noted: what is logged at this point."""
         if self._window is not None:
             self.arrived(self._window, wait=True)
+        # What came after the end of the iteration, but before this line.
+        self._rows.seal(self._hub.get_info('iter', 0))
         self.bound()
         self._window = LogWindow(self._rows.send(), OrderedDict(self._hub.log_scalars))
         for key, history in self._window.histories.items():
@@ -97,6 +100,14 @@ class SparseScalars:
         """Wait for all that was noted."""
         self._rows.seal(self._hub.get_info('iter', 0))
         self._deliver(self._rows.send(), wait=True)
+
+    def close(self) -> None:
+        """Bring what is left, and let go: the hub outlives the training."""
+        self.fetch()
+        for history in self._hub.log_scalars.values():
+            if type(history) is BoundedHistory:
+                history.fetch = history.defer = None
+        self._hub.runtime_info.pop(KEY, None)
 
     def check(self) -> None:
         """Report non-finite values among those that have arrived, or raise."""
@@ -122,13 +133,16 @@ class SparseScalars:
                 found[0].append(value)
                 found[1].append(count)
         for key, (numbers, counts) in arrived.items():
-            if not key.startswith('watch/'):
-                self._hub.log_scalars[key].extend(numbers, counts)
+            if not self._known[key]:
+                continue
+            if type(self._hub.log_scalars.get(key)) is not BoundedHistory:
+                self._feed(key)  # somebody took it away, or put another one there
+            self._hub.log_scalars[key].extend(numbers, counts)
 
     def _feed(self, key: str) -> None:
         """Give a key its history, in the order that keys appear, as stock does."""
-        self._known.add(key)
-        if key.startswith('watch/'):
+        self._known[key] = not key.startswith('watch/')
+        if not self._known[key]:
             return
         if key not in self._hub.log_scalars:
             self._hub.update_scalar(key, 0.0)  # makes it a key that checkpoints keep

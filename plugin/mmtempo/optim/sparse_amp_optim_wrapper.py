@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from mmengine.device import get_device
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.optim import AmpOptimWrapper
 from mmengine.optim.optimizer import amp_optimizer_wrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
@@ -116,6 +116,7 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
             scaler.unscale_(self.optimizer)
         self._clip_grad()
         scaler.step(self.optimizer, **kwargs)
+        self._buffers, self._kept = [], []  # an overflow of gradients leaves them alone
         scaler.update(self._scale_update_param)
         store = self._store()
         if store is not None:
@@ -142,7 +143,7 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Autocast, and no gradient exchange while gradients accumulate."""
         # Not super(): stock's autocast takes bfloat16 alone on a CPU.
-        with OptimWrapper.optim_context(self, model), self._autocast():
+        with SparseOptimWrapper.optim_context(self, model), self._autocast():
             yield
 
     def _autocast(self) -> Any:

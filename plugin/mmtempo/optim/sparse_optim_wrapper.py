@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.guarded_step import decides_on_device, step_unless
 
@@ -40,8 +42,9 @@ class SparseOptimWrapper(OptimWrapper):
 
     The watch of `SparseRuntimeInfoHook` gets ``watch/grad_norm`` in each update whose norm is
     computed, and ``watch/skipped``, which are never logged. With its `on_nonfinite='skip'`, an
-    update whose gradient norm is not finite is left out, decided on the device. The gradients
-    have to be the same on all ranks then, as they are under DDP.
+    update whose gradient norm is not finite is left out, decided on the device, and the running
+    statistics of its batches with it. The gradients have to be the same on all ranks then, as
+    they are under DDP.
 
     `clip_grad=dict(error_if_nonfinite=True)` asks torch to wait in each update.
 
@@ -51,7 +54,7 @@ class SparseOptimWrapper(OptimWrapper):
         clip_grad: Arguments of `clip_grad_norm_`, or with type='value' of `clip_grad_value_`.
             Defaults to None.
         norm_interval: Log the norm in every so many updates, with or without clipping; None
-            logs it as stock does. Defaults to None.
+            logs it as stock does. A window of the log is over that many norms. Defaults to None.
     """
 
     # Set by SparseRuntimeInfoHook.
@@ -69,6 +72,8 @@ class SparseOptimWrapper(OptimWrapper):
         OptimWrapper.__init__(self, optimizer, accumulative_counts, clip_grad)
         self.norm_interval = norm_interval
         self._is_known = False  # whether deciding to skip waits
+        self._buffers: list[Tensor] = []
+        self._kept: list[Tensor] = []
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, then update, or skip the update on the device."""
@@ -81,9 +86,27 @@ class SparseOptimWrapper(OptimWrapper):
             return
         bad = norm.isfinite().logical_not().float()
         step_unless(bad, self.optimizer, **kwargs)
+        self._restore_buffers(bad)
         if store is not None:
             store.note('watch/skipped', bad)
         self._say_if_it_waits()
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """As stock; where updates may be skipped, what the forward pass changes is kept before."""
+        if self.skip_nonfinite and self._inner_count % self._accumulative_counts == 0:
+            self._buffers = [part for part in model.buffers() if part.is_floating_point()]
+            self._kept = [part.clone() for part in self._buffers]
+        with OptimWrapper.optim_context(self, model):
+            yield
+
+    @torch.no_grad()
+    def _restore_buffers(self, bad: Tensor) -> None:
+        """Running statistics of a batch that is skipped would stay nan for good."""
+        cancelled = bad.bool()
+        for live, kept in zip(self._buffers, self._kept):
+            torch.where(cancelled.to(live.device, non_blocking=True), kept, live, out=live)
+        self._buffers, self._kept = [], []
 
     def _clip_grad(self, measure: bool = False) -> Tensor | None:
         """Clip the gradients, and log their norm where it is due.
