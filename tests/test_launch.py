@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mmengine.config import Config
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
 
 from mmtempo import launch
+from mmtempo.optim import SparseOptimWrapper
 
 from .conftest import MINI, ROOT
 
@@ -88,12 +91,52 @@ def test_amp_without_gpu() -> None:
     launch.enable_amp(cfg)  # twice is once
     launch.check_device(cfg, training=True)  # ours computes in bfloat16 there
     cfg.optim_wrapper.type = 'AmpOptimWrapper'
-    with pytest.raises(launch.LaunchError, match='needs a GPU(.|\n)*leave --amp out'):
+    with pytest.raises(
+        launch.LaunchError, match='needs a GPU(.|\n)*SparseAmpOptimWrapper, computes in bfl'
+    ):
         launch.check_device(cfg, training=True)
     launch.check_device(cfg, training=False)  # testing builds no optimizer
+    cfg.optim_wrapper.type = 'mmengine.AmpOptimWrapper'
+    with pytest.raises(launch.LaunchError, match='needs a GPU'):
+        launch.check_device(cfg, training=True)
     cfg.optim_wrapper.type = 'MyWrapper'
     with pytest.raises(launch.LaunchError, match='found MyWrapper'):
         launch.enable_amp(cfg)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'amp'),
+    [
+        (OptimWrapper, 'AmpOptimWrapper'),
+        ('mmengine.OptimWrapper', 'AmpOptimWrapper'),
+        ('mmengine.optim.OptimWrapper', 'AmpOptimWrapper'),
+        (SparseOptimWrapper, 'SparseAmpOptimWrapper'),
+        (AmpOptimWrapper, AmpOptimWrapper),
+    ],
+)
+def test_amp_knows_the_class(kind: Any, amp: Any) -> None:
+    cfg = load(str(MINI))
+    cfg.optim_wrapper.type = kind
+    launch.enable_amp(cfg)
+    assert cfg.optim_wrapper.type == amp
+
+
+@pytest.mark.parametrize('name', ['RANK', 'SLURM_PROCID'])
+def test_one_process_says_what_zero_wait_does(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for rank, says in (('0', True), ('1', False)):
+        monkeypatch.setenv(name, rank)
+        assert load_zero_wait().model.decode_head.type == 'SparseAccuracyHead'
+        assert ('--zero-wait' in capsys.readouterr().err) is says
+
+
+def test_a_mistake_seen_while_running(capsys: pytest.CaptureFixture) -> None:
+    def run(prepared: Any) -> None:
+        raise launch.LaunchError('too short')
+
+    assert launch.run_tool('tool.py', lambda: None, run) == 2
+    assert capsys.readouterr().err == 'tool.py: error: too short\n'
 
 
 PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'

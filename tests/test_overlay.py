@@ -196,9 +196,55 @@ def test_objects_and_what_has_no_type() -> None:
     assert reasons(zero_wait(cfg)) == {
         'default_hooks.runtime_info': 'is built already',
         'default_hooks.logger': 'has no type',
-        'optim_wrapper': 'has no type',
+        'optim_wrapper': 'names several optimizers, their wrappers are left alone',
     }
     assert cfg.default_hooks.runtime_info is hook
+    cfg.default_hooks.logger = dict(type=5)
+    cfg.optim_wrapper = dict(accumulative_counts=2)
+    changes = zero_wait(cfg)
+    left = reasons(changes)
+    assert left['default_hooks.logger'] == 'has a type that is no class'
+    assert left['optim_wrapper'] == 'has no type'
+    assert 'optim_wrapper: has no type' in describe(changes)
+
+
+def test_a_strategy_brings_its_own_wrapper() -> None:
+    cfg = load(PSPNET)
+    del cfg.optim_wrapper['type']
+    cfg.strategy = dict(type='DeepSpeedStrategy')
+    assert reasons(zero_wait(cfg)) == {
+        'optim_wrapper': 'has no type, the strategy supplies its own'
+    }
+    assert 'type' not in cfg.optim_wrapper
+
+
+def test_custom_hooks_that_wait_are_named() -> None:
+    cfg = load(PSPNET)
+    cfg.custom_hooks = [
+        dict(type='EMAHook'),
+        dict(type='TheirLoggerHook'),
+        dict(type='mmengine.LoggerHook'),
+        dict(type=RuntimeInfoHook),
+        dict(type='SparseLoggerHook'),
+        dict(type='NumClassCheckHook'),
+    ]
+    before = copy.deepcopy(cfg.custom_hooks)
+    assert reasons(zero_wait(cfg)) == {
+        'custom_hooks.0': 'is left alone: stock reads its step count each iteration',
+        'custom_hooks.2': 'is left alone: stock reads what it logs at once',
+        'custom_hooks.3': 'is left alone: stock reads each loss in each iteration',
+    }
+    assert cfg.custom_hooks == before
+
+
+def test_the_scope_of_a_part() -> None:
+    cfg = load(PSPNET)
+    cfg.default_scope = 'mmengine'
+    cfg.model.decode_head._scope_ = 'mmseg'
+    cfg.model.auxiliary_head.type = 'mmseg.FCNHead'
+    assert cfg.model.decode_head.type == 'PSPHead'
+    assert 'model.decode_head' not in reasons(zero_wait(cfg))
+    assert cfg.model.decode_head.type == 'SparseAccuracyHead'
 
 
 def test_the_wrapper_that_nobody_names() -> None:
@@ -278,8 +324,17 @@ def test_a_hook_set_on_purpose_is_not_added() -> None:
     cfg = load(PSPNET)
     zero_wait(cfg, keep=['default_hooks.runtime_info.type'])
     assert 'runtime_info' not in cfg.default_hooks
+    zero_wait(cfg, keep=['default_hooks'])
+    assert 'runtime_info' not in cfg.default_hooks
     zero_wait(cfg, keep=['default_hooks.runtime_info.history_length', 'model.decode_head.channels'])
     assert cfg.default_hooks.runtime_info.type == 'SparseRuntimeInfoHook'
+
+
+def test_both_hooks_are_kept() -> None:
+    cfg = load(PSPNET)
+    zero_wait(cfg, keep=['default_hooks'])
+    assert 'runtime_info' not in cfg.default_hooks
+    assert cfg.default_hooks.logger.type == 'LoggerHook'
 
 
 def test_our_own_models_stay() -> None:

@@ -17,15 +17,15 @@ from rich.console import Console
 
 from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
-from mmtempo.doctor.wait_report import compare_waits
-from mmtempo.overlay import describe, stock, zero_wait
+from mmtempo.doctor.wait_report import compare_waits, without_gpu
+from mmtempo.overlay import describe, zero_wait
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    launch.add_common_arguments(parser)
+    launch.add_config_arguments(parser)
     parser.add_argument(
         '--waits', action='store_true', help='where the host waits for the device, line by line'
     )
@@ -43,16 +43,17 @@ def main() -> int:
 
     def prepare() -> launch.Config:
         cfg = launch.load_config(args)
-        as_stock = copy.deepcopy(cfg)
-        stock(as_stock)
-        launch.check_device(as_stock, training=True)
-        preflight(cfg)
+        checked = copy.deepcopy(cfg)
+        without_gpu(checked)  # the run does so as well
+        preflight(checked)
         return cfg
 
     def look(cfg: launch.Config) -> None:
         console = Console(width=None if sys.stdout.isatty() else 140)
-        console.print('with mmtempo, ' + describe(zero_wait(copy.deepcopy(cfg))), highlight=False)
-        compare_waits(cfg, args.iters).show(console)
+        keep = args.cfg_options or ()
+        changes = describe(zero_wait(copy.deepcopy(cfg), keep=keep))
+        console.print(f'with mmtempo, {changes}', highlight=False)
+        compare_waits(cfg, args.iters, keep=keep).show(console)
 
     return launch.run_tool('diagnose.py', prepare, look)
 

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.registry import RUNNERS
+from mmengine.optim import AmpOptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from .bev.errors import BadSampleError
 from .core.nonfinite import NonFiniteError
-from .overlay import describe, zero_wait
+from .hooks.progress_bar import close_bars
+from .overlay import describe, optim_wrapper_class, zero_wait
 
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
 RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
@@ -73,8 +75,17 @@ def _say(message: str) -> None:
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that training and testing share; the same as mmseg's."""
-    parser.add_argument('config', help='config file, or package::path such as mmseg::fcn/...')
+    add_config_arguments(parser)
     parser.add_argument('--work-dir', help='folder for logs and checkpoints')
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    # torchrun sets LOCAL_RANK; the older torch.distributed.launch passes a flag.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """The config and its overrides, and what `load_config` takes where no flag says it."""
+    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+    parser.add_argument('config', help='config file, or package::path such as mmseg::fcn/...')
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -83,9 +94,6 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         help='override settings of the config, for example train_dataloader.batch_size=2; '
         'lists as key="[a,b]" or key=a,b, nested ones as key="[(a,b),(c,d)]"',
     )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    # torchrun sets LOCAL_RANK; the older torch.distributed.launch passes a flag.
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
 def add_zero_wait(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +139,9 @@ def load_config(args: argparse.Namespace) -> Config:
     cfg = Config.fromfile(path)
     options = args.cfg_options or {}
     if getattr(args, 'zero_wait', False):
-        _say(f'--zero-wait {describe(zero_wait(cfg, keep=options))}')
+        changes = zero_wait(cfg, keep=options)
+        if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
+            _say(f'--zero-wait {describe(changes)}')
     _check_options(cfg, options)
     cfg.merge_from_dict(options)
     cfg.launcher = args.launcher
@@ -172,16 +182,17 @@ def has_accelerator() -> bool:
 
 def enable_amp(cfg: Config) -> None:
     """--amp: mixed precision with a dynamic loss scale."""
-    wrapper = cfg.optim_wrapper.get('type', 'OptimWrapper')
-    if wrapper in AMP_OF.values():
+    cls = optim_wrapper_class(cfg)
+    if cls in map(OPTIM_WRAPPERS.get, AMP_OF.values()):
         _say('--amp: the config has mixed precision already')
         return
-    if wrapper not in AMP_OF:
+    amp = next((amp for name, amp in AMP_OF.items() if cls is OPTIM_WRAPPERS.get(name)), None)
+    if cls is None or amp is None:
         raise LaunchError(
-            f'--amp works with optim_wrapper.type={" or ".join(AMP_OF)}, found {wrapper}; set '
-            'its mixed precision in the config instead'
+            f'--amp works with optim_wrapper.type={" or ".join(AMP_OF)}, found '
+            f'{cfg.optim_wrapper.get("type")}; set its mixed precision in the config instead'
         )
-    cfg.optim_wrapper.type = AMP_OF[wrapper]
+    cfg.optim_wrapper.type = amp
     cfg.optim_wrapper.loss_scale = 'dynamic'
 
 
@@ -265,11 +276,10 @@ def check_device(cfg: Config, training: bool) -> None:
     )
     if cfg.launcher in ('slurm', 'mpi'):
         raise LaunchError(f'--launcher {cfg.launcher} {gpu}')
-    if training and (cfg.get('optim_wrapper') or {}).get('type') == 'AmpOptimWrapper':
+    if training and optim_wrapper_class(cfg) is AmpOptimWrapper:
         raise LaunchError(
-            f'mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) {gpu}: leave --amp '
-            'out, or set --cfg-options optim_wrapper.type=OptimWrapper; SparseAmpOptimWrapper '
-            'computes in bfloat16 on a CPU'
+            f'mixed precision with AmpOptimWrapper {gpu}; train.py --zero-wait, or --cfg-options '
+            'optim_wrapper.type=SparseAmpOptimWrapper, computes in bfloat16 on a CPU'
         )
 
 
@@ -339,10 +349,16 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         print(f'\n{name}: interrupted; nothing was written', file=sys.stderr)
         return 130
     try:
-        run(prepared)
+        try:
+            run(prepared)
+        finally:
+            close_bars()  # a last word goes below the log, not above a bar
     except KeyboardInterrupt:
         print(f'\n{name}: interrupted{_how_to_go_on(prepared)}', file=sys.stderr)
         return 130
+    except LaunchError as error:
+        print(f'{name}: error: {error}', file=sys.stderr)
+        return 2
     except NonFiniteError as error:
         print(f'\n{name}: stopped: {error}', file=sys.stderr)
         return 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.hooks import LoggerHook, RuntimeInfoHook
+from mmengine.hooks import EMAHook, LoggerHook, RuntimeInfoHook
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS, Registry
 from mmseg.models.data_preprocessor import SegDataPreProcessor
@@ -54,7 +54,7 @@ class Change:
     def __str__(self) -> str:
         if self.changed:
             return f'{self.key}: {self.before} -> {self.after}; {self.reason}'
-        return f'{self.key}: {self.before} {self.reason}'
+        return ' '.join(filter(None, (f'{self.key}:', self.before, self.reason)))
 
 
 def describe(changes: Collection[Change]) -> str:
@@ -87,14 +87,14 @@ def zero_wait(cfg: Config, keep: Collection[str] = ()) -> list[Change]:
         if part.node is None and part.registry is not HOOKS:
             continue  # there is none, and none is added
         before, ours, reason = part.name, None, 'is kept as --cfg-options has it'
-        if not part.is_set_by(keep):
+        if not _is_set(part.key, keep):
             ours, reason = _ours(part)
         if ours == HEAD:
             part.node['head'] = part.path
         if ours is not None:
             part.node['type'] = ours
         changes.append(Change(part.key, before, ours or before, reason))
-    return changes + _import_us(cfg)
+    return changes + _look_at_hooks(cfg) + _import_us(cfg)
 
 
 def stock(cfg: Config) -> list[Change]:
@@ -129,6 +129,7 @@ class _Part:
     node: Any
     scope: str | None
     default: str | None = None
+    untyped: str = 'has no type'
 
     @property
     def kind(self) -> Any:
@@ -155,10 +156,18 @@ class _Part:
         with self.registry.switch_scope_and_registry(scope) as registry:
             return registry.get(kind)
 
-    def is_set_by(self, keys: Collection[str]) -> bool:
-        return any(
-            key in (self.key, f'{self.key}.type') or self.key.startswith(f'{key}.') for key in keys
-        )
+
+def optim_wrapper_class(cfg: Config) -> Any:
+    """The class of the optimizer wrapper, however the config names it; None if unknown."""
+    wrapper = cfg.get('optim_wrapper') or {}
+    scope = cfg.get('default_scope', 'mmengine')
+    part = _Part('optim_wrapper', OPTIM_WRAPPERS, wrapper, scope, 'OptimWrapper')
+    return part.find(part.kind)
+
+
+def _is_set(key: str, keys: Collection[str]) -> bool:
+    """Whether the type at `key` is set by one of the keys."""
+    return any(one in (key, f'{key}.type') or key.startswith(f'{one}.') for one in keys)
 
 
 def _parts(cfg: Config) -> Iterator[_Part]:
@@ -167,11 +176,7 @@ def _parts(cfg: Config) -> Iterator[_Part]:
     for name in DEFAULT_HOOKS:
         if name in hooks:
             yield _Part(f'default_hooks.{name}', HOOKS, hooks[name], scope)
-    wrapper = cfg.get('optim_wrapper')
-    # Without an optimizer it is one of several wrappers, which a constructor builds.
-    plain = isinstance(wrapper, Mapping) and 'optimizer' in wrapper
-    default = 'OptimWrapper' if plain else None
-    yield _Part('optim_wrapper', OPTIM_WRAPPERS, wrapper, scope, default)
+    yield _wrapper_part(cfg, scope)
     if not isinstance(model, Mapping):
         return
     yield _Part('model.data_preprocessor', MODELS, model.get('data_preprocessor'), scope)
@@ -186,6 +191,22 @@ def _parts(cfg: Config) -> Iterator[_Part]:
             yield _Part(f'model.{name}', MODELS, heads, scope)
 
 
+def _wrapper_part(cfg: Config, scope: str | None) -> _Part:
+    """Not every wrapper without a type is an OptimWrapper."""
+    wrapper = cfg.get('optim_wrapper')
+    default, untyped = None, 'has no type'
+    if not isinstance(wrapper, Mapping):
+        pass
+    elif 'optimizer' not in wrapper:
+        if any(isinstance(value, Mapping) for value in wrapper.values()):
+            untyped = 'names several optimizers, their wrappers are left alone'
+    elif cfg.get('strategy'):
+        untyped = 'has no type, the strategy supplies its own'
+    else:
+        default = 'OptimWrapper'
+    return _Part('optim_wrapper', OPTIM_WRAPPERS, wrapper, scope, default, untyped)
+
+
 def _ours(part: _Part) -> tuple[str | None, str]:
     """The type to take instead, and why; or None, and why not."""
     if part.node is None:
@@ -193,7 +214,9 @@ def _ours(part: _Part) -> tuple[str | None, str]:
     if not isinstance(part.node, Mapping):
         return None, 'is built already'
     if part.kind is None:
-        return None, 'has no type'
+        return None, part.untyped
+    if not (isinstance(part.kind, (str, type)) or inspect.isfunction(part.kind)):
+        return None, 'has a type that is no class'
     cls = part.find(part.kind)
     if cls is None:
         return None, 'is in no registry'
@@ -213,9 +236,25 @@ def _add_hooks(cfg: Config, keep: Collection[str]) -> list[Change]:
     changes = []
     for name, cls in DEFAULT_HOOKS.items():
         key = f'default_hooks.{name}'
-        if name not in cfg.default_hooks and not {key, f'{key}.type'} & set(keep):
+        if name not in cfg.default_hooks and not _is_set(key, keep):
             cfg.default_hooks[name] = dict(type=OURS[cls])
             changes.append(Change(key, cls.__name__, OURS[cls], WAITS[OURS[cls]]))
+    return changes
+
+
+def _look_at_hooks(cfg: Config) -> list[Change]:
+    """Say which of the custom hooks wait; they are somebody's own choice."""
+    changes = []
+    for index, hook in enumerate(cfg.get('custom_hooks') or ()):
+        part = _Part(f'custom_hooks.{index}', HOOKS, hook, cfg.get('default_scope', 'mmengine'))
+        cls = part.find(part.kind)
+        if isinstance(cls, type) and issubclass(cls, EMAHook):
+            reason = 'is left alone: stock reads its step count each iteration'
+        elif cls in (LoggerHook, RuntimeInfoHook):
+            reason = f'is left alone: {WAITS[OURS[cls]]}'
+        else:
+            continue
+        changes.append(Change(part.key, part.name, part.name, reason))
     return changes
 
 

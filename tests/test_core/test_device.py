@@ -38,10 +38,12 @@ class Remembering:
         ({}, torch.device('cuda'), ['pin', ('cuda', True, True)]),
         ({}, 'xpu', ['pin', ('xpu', True, True)]),
         (dict(pinned=True), 'cuda', [('cuda', True, True)]),
-        (dict(device='cuda'), 'cuda', [('cuda', True, False)]),
+        (dict(device='cuda'), 'cuda', [('cuda', False, False)]),
+        (dict(device='cuda'), 'cpu', [('cpu', False, False)]),
         ({}, 'cpu', [('cpu', True, False)]),
-        ({}, 'mps', [('mps', True, False)]),
-        ({}, 'meta', [('meta', True, False)]),
+        ({}, 'mps', [('mps', False, False)]),
+        (dict(pinned=True), 'mps', [('mps', True, True)]),
+        ({}, 'meta', [('meta', False, False)]),
     ],
 )
 def test_pins_what_leaves_the_host(start: dict, device: Any, done: list) -> None:

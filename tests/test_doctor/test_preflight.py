@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 
 from mmtempo.doctor.preflight import preflight
 from mmtempo.launch import resolve_config_path
@@ -212,4 +213,22 @@ def test_missing_operators_name_versions_and_command(
     assert 'MMCV_WITH_OPS=1 pip install' in str(info.value)
     monkeypatch.setattr('mmtempo.doctor.preflight.has_compiled_ops', lambda: True)
     with pytest.raises(ImportError, match='Please install onedl-mmcv'):
+        preflight(tiny_cfg)
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class TakesTheirs(DefaultOptimWrapperConstructor):
+    """Somebody else's."""
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        optim_wrapper_cfg.pop('theirs')
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+
+
+def test_a_constructor_may_take_more(tiny_cfg: Config) -> None:
+    tiny_cfg.optim_wrapper.constructor = 'TakesTheirs'
+    tiny_cfg.optim_wrapper.theirs = 3
+    preflight(tiny_cfg)
+    del tiny_cfg.optim_wrapper['constructor']
+    with pytest.raises(TypeError, match='theirs'):
         preflight(tiny_cfg)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
+import os.path as osp
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.logging import MMLogger
+from mmengine.registry import HOOKS, DefaultScope
 from mmengine.runner import Runner
 from rich.console import Console
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mmtempo.core.waits import Wait
 from mmtempo.doctor.wait_report import WaitComparison, WaitReport, compare_waits, count_waits
+from mmtempo.hooks import SparseLoggerHook
 from mmtempo.launch import resolve_config_path
 from mmtempo.overlay import stock
 
@@ -100,6 +104,26 @@ class PeekingHook(Hook):
 
 
 @HOOKS.register_module()
+class EarlyHook(Hook):
+    """Reads a parameter before any other hook."""
+
+    priority = 'HIGHEST'
+
+    def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        next(runner.model.parameters()).detach().cpu()
+
+
+@HOOKS.register_module()
+class EndHook(Hook):
+    """Keeps the runner."""
+
+    seen: ClassVar[list[Runner]] = []
+
+    def before_train(self, runner: Runner) -> None:
+        self.seen.append(runner)
+
+
+@HOOKS.register_module()
 class NotingHook(Hook):
     """Notes in which iterations, counted from one, a census is under way."""
 
@@ -126,8 +150,8 @@ def test_iterations_with_a_log_line_are_left_out(tiny_cfg: Config) -> None:
     report = count_waits(cfg, iterations=3)
     assert report.iterations == 3
     assert by_kind(report) == {'scalar read': 3}
-    # Not the first two; lines come with every third, checkpoints with every second.
-    assert NotingHook.counted == [5, 7, 11]
+    # Not the first two; lines come with every third, and checkpoints are not written.
+    assert NotingHook.counted == [4, 5, 7]
 
 
 def test_epochs(tmp_path: Path) -> None:
@@ -136,6 +160,106 @@ def test_epochs(tmp_path: Path) -> None:
     cfg.train_dataloader.sampler = dict(type='DefaultSampler', shuffle=True)
     cfg.param_scheduler = []
     assert count_waits(cfg, iterations=2).per_iteration == 15
+
+
+def epochs(tmp_path: Path, interval: int, last: bool = True) -> list[int]:
+    """Counted iterations of epochs that are four long."""
+    cfg = pspnet(tmp_path)
+    cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=8)
+    cfg.train_dataloader.sampler = dict(type='DefaultSampler', shuffle=True)
+    cfg.train_dataloader.dataset = dict(
+        type='RepeatDataset', times=8 // images(cfg), dataset=cfg.train_dataloader.dataset
+    )
+    cfg.param_scheduler = []
+    cfg.default_hooks.logger.update(interval=interval, ignore_last=last)
+    cfg.custom_hooks = [dict(type='NotingHook')]
+    NotingHook.counted.clear()
+    count_waits(cfg, iterations=5)
+    return list(NotingHook.counted)
+
+
+def images(cfg: Config) -> int:
+    root = Path(cfg.train_dataloader.dataset.data_root)
+    return len(list((root / 'leftImg8bit/train').rglob('*.png')))
+
+
+def test_epochs_log_by_their_own_iterations(tmp_path: Path) -> None:
+    # The third of each four, and with `ignore_last=False` the last.
+    assert epochs(tmp_path / 'a', 3) == [4, 5, 6, 8, 9]
+    assert epochs(tmp_path / 'b', 3, last=False) == [5, 6, 9, 10, 13]
+    # Epochs that are shorter than the interval log at their end.
+    assert epochs(tmp_path / 'c', 50) == [3, 5, 6, 7, 9]
+
+
+def test_where_each_iteration_logs_they_count(tiny_cfg: Config) -> None:
+    cfg = long(tiny_cfg)
+    cfg.default_hooks.logger.interval = 1
+    report = count_waits(cfg, iterations=2)
+    assert report.with_lines
+    output = io.StringIO()
+    report.show(Console(file=output, width=140))
+    assert 'over 2 iterations, log lines included' in output.getvalue()
+
+
+def test_nothing_stays_behind(tiny_cfg: Config, tmp_path: Path) -> None:
+    cfg = long(tiny_cfg)
+    cfg.default_hooks.logger = dict(
+        type='SparseLoggerHook', interval=50, progress='bar', out_dir=str(tmp_path / 'logs')
+    )
+    cfg.default_hooks.checkpoint.out_dir = str(tmp_path / 'checkpoints')
+    cfg.custom_hooks = [dict(type='EndHook')]
+    EndHook.seen.clear()
+    scopes = dict(DefaultScope._instance_dict)
+    name = cfg.experiment_name
+    count_waits(cfg, iterations=5)
+    assert DefaultScope._instance_dict == scopes
+    assert not (tmp_path / 'logs').exists()
+    assert not (tmp_path / 'checkpoints').exists()
+    runner = EndHook.seen[0]
+    assert not any(isinstance(hook, CheckpointHook) for hook in runner.hooks)
+    assert not any(isinstance(h, logging.FileHandler) for h in runner.logger.handlers)
+    bars = [hook._bar for hook in runner.hooks if isinstance(hook, SparseLoggerHook)]
+    assert bars == [None]
+    # A logger of that name would go on writing to this folder in the config's own run.
+    assert runner.experiment_name != name
+    assert not any(key.startswith(f'{name}_') for key in MMLogger._instance_dict)
+
+
+def test_hooks_that_come_first_are_seen(tiny_cfg: Config) -> None:
+    tiny_cfg.custom_hooks = [dict(type='EarlyHook')]
+    report = count_waits(long(tiny_cfg), iterations=1)
+    assert by_kind(report)['copy to the host'] == 1
+
+
+def test_mixed_precision_without_gpu(tiny_cfg: Config) -> None:
+    cfg = long(tiny_cfg)
+    cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale='dynamic', dtype='float16')
+    found = compare_waits(cfg, iterations=1)
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+    assert found.note == 'with stock parts in float32: AmpOptimWrapper needs a GPU'
+    assert found.note in printed_text(found)
+    kept = compare_waits(cfg, iterations=1, keep=['optim_wrapper.type'])
+    assert kept.note.startswith("with stock parts and mmtempo's in float32")
+
+
+def printed_text(comparison: WaitComparison) -> str:
+    output = io.StringIO()
+    comparison.show(Console(file=output, width=140))
+    return output.getvalue()
+
+
+def test_what_is_kept_waits_on(tiny_cfg: Config) -> None:
+    found = compare_waits(long(tiny_cfg), iterations=1, keep=['default_hooks'])
+    assert by_kind(found.mmtempo) == {'scalar read': 3}
+
+
+def test_places_are_whole_on_a_narrow_terminal() -> None:
+    place = osp.join('some', 'where', 'far', 'away' * 12, 'file.py:12345')
+    waits = [(Wait('index by mask', 'index_put_impl', place), 2)]
+    output = io.StringIO()
+    WaitComparison(WaitReport(2, waits), WaitReport(2, [])).show(Console(file=output, width=80))
+    rows = [line for line in output.getvalue().splitlines() if line.startswith('│')]
+    assert ''.join(row.split('│')[-2].strip() for row in rows) == place
 
 
 def test_a_run_that_is_too_short_is_said_so(tiny_cfg: Config) -> None:
@@ -195,4 +319,6 @@ def test_compares_one_config_with_itself(tiny_cfg: Config) -> None:
 def test_what_our_models_come_with_waits_for_nothing(tiny_cfg: Config) -> None:
     tiny_cfg.merge_from_dict({'train_cfg.max_iters': 100, 'default_hooks.logger.interval': 50})
     tiny_cfg.launcher = 'none'
+    # And its stock parts come from the comparison.
+    assert by_kind(compare_waits(tiny_cfg, iterations=1).stock) == {'scalar read': 3}
     assert count_waits(tiny_cfg, iterations=2).waits == []

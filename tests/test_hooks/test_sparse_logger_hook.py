@@ -20,7 +20,7 @@ from rich.console import Console
 
 import mmtempo.hooks.sparse_logger_hook as module
 from mmtempo.core.scalar_rows import ScalarRows
-from mmtempo.hooks.progress_bar import ProgressBar
+from mmtempo.hooks.progress_bar import ProgressBar, close_bars
 from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
 from mmtempo.hooks.sparse_scalars import SparseScalars
 
@@ -217,7 +217,7 @@ def test_bar_is_drawn_at_a_rate_and_leaves_the_log_whole() -> None:
     assert long in screen.getvalue()[before:]
     bar.stage('evaluation')
     assert 'evaluation' in screen.getvalue()
-    bar.close()
+    close_bars()
     bar.close()
     assert handler.stream is sys.stdout
     assert '\x1b[?25h' in screen.getvalue()[before:]  # the cursor is back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -193,3 +194,17 @@ def test_once_is_enough() -> None:
     ours = type(both('PSPHead')[1])
     assert why_not_sparse(ours) == 'counts its accuracy without waiting already'
     assert why_not_sparse(PSPHead) is None
+
+
+def test_pickle_round_trip() -> None:
+    _, head = both('PSPHead')
+    again = pickle.loads(pickle.dumps(head))
+    assert type(again) is type(head)
+    assert list(again.state_dict()) == list(head.state_dict())
+    for name, values in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], values), name
+    copied = copy.deepcopy(head)
+    assert type(copied) is type(head)
+    assert copied.conv_seg.weight is not head.conv_seg.weight
+    for name, value in losses(head.eval(), samples()).items():
+        assert torch.equal(losses(again.eval(), samples())[name], value), name

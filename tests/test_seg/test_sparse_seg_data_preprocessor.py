@@ -215,3 +215,39 @@ def test_is_built_by_name() -> None:
     built = MODELS.build(dict(type='SparseSegDataPreProcessor', size=(8, 8), bgr_to_rgb=True))
     assert isinstance(built, SegDataPreProcessor)
     assert built.size == (8, 8)
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_what_is_no_batch(training: bool) -> None:
+    preprocessor = SparseSegDataPreProcessor(size=(40, 40), test_cfg=dict(size=(40, 40)))
+    data = make_batch(SAME)
+    data['data_samples'].pop()
+    with pytest.raises(ValueError, match=r'2 images \(inputs\), but 1 data_samples'):
+        preprocessor(data, training=training)
+    data = make_batch(SAME)
+    data['inputs'][1] = data['inputs'][1][0]
+    with pytest.raises(ValueError, match=r'must have 3 dimensions, .* found \[\(24, 32\)\]'):
+        preprocessor(data, training=training)
+
+
+def test_maps_are_cloned_unless_they_were_copied() -> None:
+    preprocessor = SparseSegDataPreProcessor(size=(24, 32)).to('meta')
+    assert preprocessor.device.type == 'meta'  # as good as a device for what is copied
+    there = make_batch(SAME)
+    own = [sample.gt_sem_seg.data.to('meta') for sample in there['data_samples']]
+    for sample, values in zip(there['data_samples'], own):
+        sample.gt_sem_seg.data = values
+    result = preprocessor(there, training=True)
+    for sample, values in zip(result['data_samples'], own):
+        assert sample.gt_sem_seg.data is not values
+
+
+def test_copies_are_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloned = []
+    monkeypatch.setattr(torch.Tensor, 'clone', lambda tensor: cloned.append(tensor))
+    values = torch.zeros(1, 4, 4)
+    preprocessor = SparseSegDataPreProcessor(size=(24, 32))
+    assert preprocessor._pad_map(values, (0, 0, 0, 0), copied=True) is values
+    assert cloned == []
+    preprocessor._pad_map(values, (0, 0, 0, 0), copied=False)
+    assert len(cloned) == 1

@@ -24,10 +24,20 @@ def test_waits(bev_root: str, tmp_path: Path) -> None:
     assert not (tmp_path / 'work').exists()
 
 
+def test_what_ends_in_a_message(bev_root: str, tmp_path: Path) -> None:
+    options = tiny(bev_root, tmp_path / 'work', iters=2)
+    options |= {'optim_wrapper.type': 'AmpOptimWrapper', 'default_hooks.logger.interval': 50}
+    text = run('diagnose.py', MINI, '--waits', '--iters', 2, options=options, code=2)
+    assert 'optim_wrapper: AmpOptimWrapper is kept as --cfg-options has it' in text
+    assert 'diagnose.py: error: the run ended after 2 iterations, before one' in text
+    assert 'Traceback' not in text
+
+
 def test_mistakes(tmp_path: Path) -> None:
     for arguments, says in (
         ([str(MINI)], 'say what to look for: --waits'),
         ([str(MINI), '--waits', '--iters', '0'], '--iters must be at least 1'),
+        ([str(MINI), '--waits', '--launcher', 'slurm'], 'unrecognized arguments: --launcher'),
         (['nowhere.py', '--waits'], 'config nowhere.py: no such file'),
     ):
         result = subprocess.run(

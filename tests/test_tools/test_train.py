@@ -81,7 +81,7 @@ def test_trains_resumes_and_tests(bev_root: str, tmp_path: Path) -> None:
         (['configs/lss_swin/nope.py'], {}, 'no such file'),
         ([MINI], {'model.backbone.type': 'SwinTransformr'}, 'SwinTransformr is not in the'),
         ([MINI], {'train_dataloader.dataset.data_root': '/no/data'}, 'make_synthetic_bev.py /no/d'),
-        ([MINI, '--amp'], {}, 'leave --amp out'),
+        ([MINI, '--amp'], {'optim_wrapper.type': 'AmpOptimWrapper'}, 'train.py --zero-wait, or'),
         ([MINI, '--resume', '{other}'], {}, 'is of another model'),
     ],
 )

@@ -12,6 +12,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import nn
 
+from ..core.device import to_device
 from .frustum import Frustum, SplatGeometry, unlike_column
 from .geometry_cache import GeometryCache
 from .grid import BEVGrid
@@ -143,9 +144,7 @@ class LiftSplatShoot(BaseModule):
 
         def make(numbers: list[int]) -> Any:
             cameras = torch.from_numpy(pix2bev[numbers].astype(np.float32))
-            if device.type != 'cpu':
-                # From other memory the copy may wait for what the device still has to do.
-                cameras = cameras.pin_memory().to(device, non_blocking=True)
+            cameras = to_device(cameras, device)
             return self.frustum.place(cameras, self.depths.float(), image_size, formulation)
 
         return self.cache.fetch(keys, make).join(formulation, self.grid.cells)

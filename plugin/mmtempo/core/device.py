@@ -13,9 +13,14 @@ def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
     From pageable memory even an asynchronous copy may hold the host up, so the tensor goes
     through pinned memory. It may be dropped right after: torch gives pinned memory to the next
-    only when the copies from it are done.
+    only when the copies from it are done. What is not pinned is waited for: an asynchronous copy
+    may read it after it was released, as on MPS (pytorch#189690).
     """
-    leaves_host = tensor.device.type == 'cpu' and torch.device(device).type not in WITHOUT_PINNING
-    if leaves_host and not tensor.is_pinned():
+    target = torch.device(device).type
+    on_host = tensor.device.type == 'cpu'
+    if on_host and target not in WITHOUT_PINNING and not tensor.is_pinned():
         tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    # From the host to the host is no copy; the wait census takes it for one to its device.
+    if on_host and (target == 'cpu' or tensor.is_pinned()):
+        return tensor.to(device, non_blocking=True)
+    return tensor.to(device)

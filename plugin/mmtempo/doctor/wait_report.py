@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os.path as osp
 import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook, Hook, LoggerHook
+from mmengine.logging import MMLogger
+from mmengine.optim import AmpOptimWrapper
+from mmengine.registry import DefaultScope
+from mmengine.runner import EpochBasedTrainLoop
 from rich.console import Console
 from rich.table import Table
 
 from ..core.waits import Wait, WaitCensus
-from ..launch import build_runner
-from ..overlay import stock, zero_wait
+from ..hooks import SparseLoggerHook
+from ..launch import LaunchError, build_runner, has_accelerator
+from ..overlay import optim_wrapper_class, stock, zero_wait
 
 
 @dataclass
@@ -24,6 +32,7 @@ class WaitReport:
 
     iterations: int
     waits: list[tuple[Wait, int]]
+    with_lines: bool = False
 
     @property
     def per_iteration(self) -> float:
@@ -32,7 +41,7 @@ class WaitReport:
     def show(self, console: Console) -> None:
         """Print each wait with its place, the most frequent first."""
         _print_table(console, {'an iteration': self})
-        _say(console, f'{self.per_iteration:g} waits an iteration, over {self.iterations}')
+        _say(console, f'{self.per_iteration:g} waits an iteration, over {self.iterations}', self)
 
 
 @dataclass
@@ -41,15 +50,20 @@ class WaitComparison:
 
     stock: WaitReport
     mmtempo: WaitReport
+    note: str = ''
 
     def show(self, console: Console) -> None:
         """Print each wait once, with how often in either; their sums are the last line."""
         _print_table(console, {'stock': self.stock, 'mmtempo': self.mmtempo})
+        if self.note:
+            console.print(self.note, highlight=False)
         over = sorted({self.stock.iterations, self.mmtempo.iterations})
         _say(
             console,
             f'{self.stock.per_iteration:g} waits an iteration with stock parts, '
             f"{self.mmtempo.per_iteration:g} with mmtempo's, over {' and '.join(map(str, over))}",
+            self.stock,
+            self.mmtempo,
         )
 
 
@@ -65,16 +79,20 @@ def _print_table(console: Console, columns: dict[str, WaitReport]) -> None:
     table = Table()
     for name in columns:
         table.add_column(name, justify='right')
-    for name in ('kind', 'operation', 'where'):
+    for name in ('kind', 'operation'):
         table.add_column(name)
+    # A place that is cut cannot be opened.
+    table.add_column('where', overflow='fold')
     for wait, row in sorted(counts.items(), key=lambda item: item[1], reverse=True):
         numbers = [f'{count:g}' for count in row]
         table.add_row(*numbers, wait.kind, wait.operation, _short(wait.where))
     console.print(table)
 
 
-def _say(console: Console, sums: str) -> None:
-    console.print(f'{sums} iterations without log line or checkpoint', highlight=False)
+def _say(console: Console, sums: str, *reports: WaitReport) -> None:
+    included = any(report.with_lines for report in reports)
+    which = ', log lines included' if included else ' without log line or checkpoint'
+    console.print(f'{sums} iterations{which}', highlight=False)
 
 
 def _short(where: str) -> str:
@@ -88,9 +106,7 @@ class _Enough(Exception):
 
 
 class _Open(Hook):
-    """Starts the census before any other hook of an iteration."""
-
-    priority = 'HIGHEST'
+    """Starts the census of an iteration; it has to be the first of the hooks."""
 
     def __init__(self, first: int, count: int) -> None:
         self.first, self.count = first, count
@@ -99,7 +115,9 @@ class _Open(Hook):
         self.census: WaitCensus | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if runner.iter >= self.first and not _is_special(runner):
+        # After the last one everything is read, and the weights are looked at.
+        is_last = runner.iter + 1 == runner.max_iters
+        if runner.iter >= self.first and not is_last and not _logs(runner, batch_idx):
             self.census = WaitCensus()
             self.census.__enter__()
             self.census.lies_on_host(data_batch)
@@ -116,20 +134,36 @@ class _Open(Hook):
             raise _Enough
 
 
-def _is_special(runner: Any) -> bool:
-    """Whether a log line or a checkpoint is written: what that reads is not read each time."""
-    intervals = [
-        hook.interval
+def _logs(runner: Any, batch_idx: int) -> bool:
+    """Whether a log line is written that is not in each iteration: what it reads is not either."""
+    if _always_logs(runner):
+        return False
+    loader = runner.train_dataloader
+    return any(
+        hook.every_n_inner_iters(batch_idx, hook.interval)
+        or (hook.end_of_epoch(loader, batch_idx) and _logs_ends(hook, loader))
         for hook in runner.hooks
-        if isinstance(hook, LoggerHook) or (isinstance(hook, CheckpointHook) and not hook.by_epoch)
-    ]
-    return any(interval > 1 and (runner.iter + 1) % interval == 0 for interval in intervals)
+        if isinstance(hook, LoggerHook)
+    )
+
+
+def _logs_ends(hook: LoggerHook, loader: Any) -> bool:
+    return not hook.ignore_last or len(loader) <= hook.interval
+
+
+def _always_logs(runner: Any) -> bool:
+    """Whether there is no iteration without a log line."""
+    loader = runner.train_dataloader
+    ends = isinstance(runner.train_loop, EpochBasedTrainLoop) and len(loader) == 1
+    return any(
+        hook.interval == 1 or (ends and _logs_ends(hook, loader))
+        for hook in runner.hooks
+        if isinstance(hook, LoggerHook)
+    )
 
 
 class _Close(Hook):
-    """Ends the census after all other hooks."""
-
-    priority = 'LOWEST'
+    """Ends the census; it has to be the last of the hooks."""
 
     def __init__(self, opened: _Open) -> None:
         self.opened = opened
@@ -138,31 +172,61 @@ class _Close(Hook):
         self.opened.close()
 
 
+@contextmanager
+def _thrown_away() -> Iterator[str]:
+    """A folder for a run; what the run changes for the whole process is put back."""
+    scopes = DefaultScope._instance_dict.copy()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            yield folder
+        finally:
+            DefaultScope._instance_dict = scopes
+            # Runners add the time to their name.
+            ours = [name for name in MMLogger._instance_dict if osp.basename(folder) in name]
+            for logger in map(MMLogger.get_instance, ours):
+                for handler in logger.handlers[:]:
+                    if isinstance(handler, logging.FileHandler):
+                        logger.removeHandler(handler)
+                        handler.close()
+
+
+def _build(cfg: Config, folder: str) -> Any:
+    """The config's run, in this folder, with nothing but training."""
+    cfg.work_dir = folder
+    cfg.load_from, cfg.resume = None, False
+    cfg.log_level = 'WARNING'
+    # Loggers, message hubs and visualizers outlive their run under their name; another
+    # run of that name would go on writing to this one's folder.
+    cfg.experiment_name = osp.basename(folder)
+    cfg.visualizer = dict(type='Visualizer', name=osp.basename(folder))
+    # Neither is part of an iteration, and neither may end the run before it is seen.
+    for split in ('val', 'test'):
+        for part in ('dataloader', 'cfg', 'evaluator'):
+            cfg[f'{split}_{part}'] = None
+    runner = build_runner(cfg)
+    # Checkpoints may be large, and go wherever the config says.
+    runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, CheckpointHook)]
+    for hook in runner.hooks:
+        if isinstance(hook, LoggerHook):
+            hook.out_dir = None
+        if isinstance(hook, SparseLoggerHook):
+            hook.progress = 'off'  # nobody would close the bar
+    return runner
+
+
 def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
     """Train a little in a folder that is thrown away, and count.
 
     Args:
         cfg: The config, complete and checked; it is changed.
-        iterations: How many iterations to look at; those with a log line or a checkpoint are
-            left out.
+        iterations: How many iterations to look at; the last one is left out, and those with a
+            log line, unless each has one.
         warm_up: How many to let pass before. Defaults to 2.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        cfg.work_dir = folder
-        cfg.load_from, cfg.resume = None, False
-        cfg.log_level = 'WARNING'
-        # Loggers, message hubs and visualizers outlive their run under their name; another
-        # run of that name would go on writing to this one's folder.
-        cfg.experiment_name = osp.basename(folder)
-        cfg.visualizer = dict(type='Visualizer', name=osp.basename(folder))
-        # Neither is part of an iteration, and neither may end the run before it is seen.
-        for split in ('val', 'test'):
-            for part in ('dataloader', 'cfg', 'evaluator'):
-                cfg[f'{split}_{part}'] = None
-        runner = build_runner(cfg)
+    with _thrown_away() as folder:
+        runner = _build(cfg, folder)
         opened = _Open(warm_up, iterations)
-        runner.register_hook(opened)
-        runner.register_hook(_Close(opened))
+        runner._hooks = [opened, *runner.hooks, _Close(opened)]
         try:
             runner.train()
         except _Enough:
@@ -171,24 +235,39 @@ def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
             if opened.census is not None:
                 opened.census.__exit__(None, None, None)
         if not opened.seen:
-            raise ValueError(
+            raise LaunchError(
                 f'the run ended after {runner.iter} iterations, before one could be looked at; '
-                f'it takes more than {warm_up} without log line or checkpoint'
+                f'it takes more than {warm_up} without log line'
             )
         waits = sorted(opened.waits.items(), key=lambda item: -item[1])
-        return WaitReport(opened.seen, waits)
+        return WaitReport(opened.seen, waits, _always_logs(runner))
 
 
-def compare_waits(cfg: Config, iterations: int) -> WaitComparison:
+def without_gpu(cfg: Config) -> bool:
+    """Take float32 where mixed precision needs a device that is not there."""
+    if has_accelerator() or optim_wrapper_class(cfg) is not AmpOptimWrapper:
+        return False
+    cfg.optim_wrapper.type = 'OptimWrapper'
+    for argument in ('loss_scale', 'dtype', 'use_fsdp'):
+        cfg.optim_wrapper.pop(argument, None)
+    return True
+
+
+def compare_waits(cfg: Config, iterations: int, keep: Collection[str] = ()) -> WaitComparison:
     """Count the waits of a config with stock parts and with ours.
 
     Args:
         cfg: The config, complete and checked; it stays as it is.
         iterations: How many iterations of each to look at.
+        keep: Keys that were set on purpose, see `zero_wait`. Defaults to ().
     """
-    reports = []
-    for exchange in (stock, zero_wait):
-        exchanged = copy.deepcopy(cfg)
-        exchange(exchanged)
-        reports.append(count_waits(exchanged, iterations))
-    return WaitComparison(*reports)
+    as_stock, as_ours = copy.deepcopy(cfg), copy.deepcopy(cfg)
+    stock(as_stock)
+    zero_wait(as_ours, keep=keep)
+    plain = {
+        'stock parts': without_gpu(as_stock),
+        "mmtempo's": without_gpu(as_ours),
+    }
+    which = ' and '.join(name for name, is_plain in plain.items() if is_plain)
+    note = f'with {which} in float32: AmpOptimWrapper needs a GPU' if which else ''
+    return WaitComparison(count_waits(as_stock, iterations), count_waits(as_ours, iterations), note)

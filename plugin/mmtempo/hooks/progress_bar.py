@@ -14,6 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+_shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
+
+
+def close_bars() -> None:
+    """Give the terminal back, for a last word on a run that has failed."""
+    for bar in list(_shown):
+        bar.close()
+
 
 class ProgressBar:
     """Iterations done, speed and time left; drawn a few times a second, by no thread.
@@ -60,6 +68,7 @@ class ProgressBar:
         self._progress.start()
         # A run that fails calls no hook any more, and would leave the terminal without cursor.
         self._close = weakref.finalize(self, _close, self._progress, self._redirected)
+        _shown.add(self)
 
     def advance(self, done: int, seconds_left: Callable[[], float | None]) -> None:
         """Note an iteration; draw where it is time to."""

@@ -75,6 +75,20 @@ class _SparseAccuracy(BaseDecodeHead):
         losses['acc_seg'] = sparse_accuracy(logits, labels, ignore_index=self.ignore_index)
         return losses
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Its class is made while running, so pickle finds it in no module."""
+        cls = type(self)
+        if '_sparse_accuracy_of' not in vars(cls):
+            return super().__reduce_ex__(protocol)  # one that somebody has made from ours
+        state = super().__reduce_ex__(protocol)[2:]
+        return (_blank, (vars(cls)['_sparse_accuracy_of'],), *state)
+
+
+def _blank(head: Any) -> BaseDecodeHead:
+    """A head without parameters; pickle fills them in."""
+    cls: Any = sparse_accuracy_class(head)
+    return cls.__new__(cls)
+
 
 def why_not_sparse(head: Any) -> str | None:
     """What keeps a head class from being built by `SparseAccuracyHead`; None if nothing does."""
@@ -102,7 +116,7 @@ def sparse_accuracy_class(head: type[BaseDecodeHead]) -> type[BaseDecodeHead]:
         )
     name = f'SparseAccuracy{head.__name__}'
     about = f'{head.__name__} with an accuracy that is counted on the device.'
-    members = dict(__module__=__name__, __qualname__=name, __doc__=about)
+    members = dict(__module__=__name__, __qualname__=name, __doc__=about, _sparse_accuracy_of=head)
     metaclass: Any = type(head)
     return metaclass(name, (head, _SparseAccuracy), members)
 

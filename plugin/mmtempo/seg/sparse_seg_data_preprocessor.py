@@ -61,11 +61,15 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         return super().cast_data(data)
 
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
+        originals = data.get('data_samples')
         data = self.cast_data(data)
         images, samples = list(data['inputs']), data.get('data_samples')
+        _check(images, samples)
         reverse = self._reverses_channels and images[0].size(0) == 3
-        place = self._place_in_training if training else self._place_in_testing
-        paddings = place(images, samples)
+        if training:
+            paddings = self._place_in_training(images, samples, originals)
+        else:
+            paddings = self._place_in_testing(images, samples)
         if len({image.shape for image in images}) == 1:
             batch = self._prepare(torch.stack(images), paddings[0], reverse)
         else:
@@ -76,20 +80,25 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         return dict(inputs=batch, data_samples=samples)
 
     def _place_in_training(
-        self, images: Sequence[torch.Tensor], samples: Sequence[Any] | None
+        self,
+        images: Sequence[torch.Tensor],
+        samples: Sequence[Any] | None,
+        originals: Sequence[Any] | None,
     ) -> list[Padding]:
         """How to pad the images; the samples are padded already."""
-        if samples is None:
+        if samples is None or originals is None:
             raise ValueError("the batch has no 'data_samples', which training needs")
         paddings = _paddings(images, self.size, self.size_divisor, 'data_preprocessor')
-        for sample, image, padding in zip(samples, images, paddings):
+        for sample, original, image, padding in zip(samples, originals, images, paddings):
             pad_shape = None
             for name in MAPS:
                 if name in sample:
                     field = getattr(sample, name)
                     values = field.data
                     del field.data  # it may not change its shape while it is there
-                    field.data = self._pad_map(values, padding)
+                    # Where it was there already, it is the data set's own.
+                    copied = values.device != getattr(original, name).data.device
+                    field.data = self._pad_map(values, padding, copied)
                     pad_shape = field.shape
             sample.set_metainfo(
                 dict(img_shape=image.shape[-2:], pad_shape=pad_shape, padding_size=padding)
@@ -126,11 +135,21 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
             images = torch.sub(images, self.mean).div_(self.std)
         return F.pad(images, padding, value=self.pad_val) if any(padding) else images
 
-    def _pad_map(self, values: torch.Tensor, padding: Padding) -> torch.Tensor:
+    def _pad_map(self, values: torch.Tensor, padding: Padding, copied: bool) -> torch.Tensor:
         if any(padding):
             return F.pad(values, padding, value=self.seg_pad_val)
-        # On a device it is a copy already; on the CPU it would be the data set's own.
-        return values.clone() if values.device.type == 'cpu' else values
+        return values if copied else values.clone()
+
+
+def _check(images: Sequence[torch.Tensor], samples: Sequence[Any] | None) -> None:
+    """Whether it is a batch; `zip` would drop what is over."""
+    odd = sorted({tuple(image.shape) for image in images if image.dim() != 3})
+    if odd:
+        raise ValueError(f'an image must have 3 dimensions, (channels, height, width), found {odd}')
+    if samples is not None and len(samples) != len(images):
+        raise ValueError(
+            f'the batch has {len(images)} images (inputs), but {len(samples)} data_samples'
+        )
 
 
 def _paddings(
