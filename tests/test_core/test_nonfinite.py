@@ -104,9 +104,14 @@ def test_skipping_ends_where_the_weights_are_bad() -> None:
 
 
 def test_tensors_are_looked_at_by_name() -> None:
-    tensors = dict(good=torch.ones(3), bad=torch.tensor([1.0, INF]), count=torch.tensor(3))
-    assert bad_tensors(tensors.items()) == ['bad']
-    assert bad_tensors([]) == []
+    model = torch.nn.Module()
+    assert bad_tensors(model) == []
+    for name, value in dict(good=1.0, infinite=INF, nan=NAN).items():
+        model.register_parameter(name, torch.nn.Parameter(torch.tensor([1.0, value])))
+    model.register_buffer('mask', torch.tensor([0.0, -INF]))  # masks have it on purpose
+    model.register_buffer('mean', torch.tensor([0.0, NAN]))
+    model.register_buffer('count', torch.tensor(3))
+    assert bad_tensors(model) == ['infinite', 'nan', 'mean']
 
 
 def test_unknown_action() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -122,14 +122,24 @@ def _describe(values: Sequence[tuple[str, float, int]]) -> str:
     return '; '.join(text)
 
 
-def bad_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of those that hold nan or infinity; waits for their device."""
-    named = [(name, tensor) for name, tensor in tensors if tensor.is_floating_point()]
-    by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
-    for name, tensor in named:
-        by_device.setdefault(tensor.device, []).append((name, tensor))
-    bad = []
-    for group in by_device.values():
-        flags = torch.stack([tensor.isfinite().all() for _, tensor in group]).tolist()
-        bad += [name for (name, _), finite in zip(group, flags) if not finite]
-    return bad
+def bad_tensors(model: torch.nn.Module) -> list[str]:
+    """Names of what holds nan, or in parameters infinity; waits for their device.
+
+    Buffers may well hold infinity: an attention mask does.
+    """
+    flags: dict[torch.device, list[torch.Tensor]] = {}
+    names: dict[torch.device, list[str]] = {}
+    for tensors, is_good in (
+        (model.named_parameters(), torch.isfinite),
+        (model.named_buffers(), lambda tensor: tensor.isnan().logical_not()),
+    ):
+        for name, tensor in tensors:
+            if tensor.is_floating_point():
+                names.setdefault(tensor.device, []).append(name)
+                flags.setdefault(tensor.device, []).append(is_good(tensor.detach()).all())
+    return [
+        name
+        for device in names
+        for name, good in zip(names[device], torch.stack(flags[device]).tolist())
+        if not good
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os.path as osp
 import weakref
-from itertools import chain
 from typing import Any
 
 import torch
@@ -133,8 +132,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
             return
         self._looked_at = runner.iter
         self._scalars.fetch()
-        model = runner.model
-        names = bad_tensors(chain(model.named_parameters(), model.named_buffers()))
+        names = bad_tensors(runner.model)
         if names:
             more = f' and {len(names) - 1} more' if len(names) > 1 else ''
             what = f'{names[0]}{more} of the model, after losses that were finite'
