@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..core.waits import Wait, WaitCensus
-from ..hooks import SparseLoggerHook
+from ..hooks.sparse_logger_hook import SparseLoggerHook, writes_line
 from ..launch import LaunchError, build_runner, has_accelerator
 from ..overlay import optim_wrapper_class, stock, zero_wait
 
@@ -136,27 +136,19 @@ class _Open(Hook):
 
 def _logs(runner: Any, batch_idx: int) -> bool:
     """Whether a log line is written that is not in each iteration: what it reads is not either."""
-    if _always_logs(runner):
-        return False
-    loader = runner.train_dataloader
-    return any(
-        hook.every_n_inner_iters(batch_idx, hook.interval)
-        or (hook.end_of_epoch(loader, batch_idx) and _logs_ends(hook, loader))
-        for hook in runner.hooks
-        if isinstance(hook, LoggerHook)
+    loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
+    return not _always_logs(runner) and any(
+        writes_line(hook, runner, batch_idx) for hook in loggers
     )
-
-
-def _logs_ends(hook: LoggerHook, loader: Any) -> bool:
-    return not hook.ignore_last or len(loader) <= hook.interval
 
 
 def _always_logs(runner: Any) -> bool:
     """Whether there is no iteration without a log line."""
     loader = runner.train_dataloader
+    # An epoch of one iteration ends with each.
     ends = isinstance(runner.train_loop, EpochBasedTrainLoop) and len(loader) == 1
     return any(
-        hook.interval == 1 or (ends and _logs_ends(hook, loader))
+        hook.interval == 1 or (ends and writes_line(hook, runner, 0))
         for hook in runner.hooks
         if isinstance(hook, LoggerHook)
     )

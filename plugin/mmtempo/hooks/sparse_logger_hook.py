@@ -76,7 +76,7 @@ class SparseLoggerHook(LoggerHook):
         if self._bar is not None:
             self._bar.advance(runner.iter + 1, lambda: self._seconds_left(runner))
         scalars = SparseScalars.of(runner.message_hub)
-        if scalars is None or not self._logs_now(runner, batch_idx):
+        if scalars is None or not writes_line(self, runner, batch_idx):
             super().after_train_iter(runner, batch_idx, data_batch, outputs)
         else:
             self._log(wait=True)
@@ -106,13 +106,6 @@ class SparseLoggerHook(LoggerHook):
     def after_run(self, runner: Any) -> None:
         self._close_bar()
         super().after_run(runner)
-
-    def _logs_now(self, runner: Any, batch_idx: int) -> bool:
-        """When `LoggerHook` writes a line."""
-        return self.every_n_inner_iters(batch_idx, self.interval) or (
-            self.end_of_epoch(runner.train_dataloader, batch_idx)
-            and (not self.ignore_last or len(runner.train_dataloader) <= self.interval)
-        )
 
     def _log(self, wait: bool) -> None:
         """Write the line that is due, once its values are there."""
@@ -146,6 +139,15 @@ class SparseLoggerHook(LoggerHook):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def writes_line(hook: LoggerHook, runner: Any, batch_idx: int) -> bool:
+    """Whether a `LoggerHook` logs at the end of this iteration."""
+    loader = runner.train_dataloader
+    return hook.every_n_inner_iters(batch_idx, hook.interval) or (
+        hook.end_of_epoch(loader, batch_idx)
+        and (not hook.ignore_last or len(loader) <= hook.interval)
+    )
 
 
 def _evaluations_left(runner: Any, done: int) -> int:
