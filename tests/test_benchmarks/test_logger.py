@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mmtempo.benchmarks import logger
@@ -26,7 +28,7 @@ def test_both_arms_log_the_same() -> None:
     assert ours.history_bytes() == Arm('ours', 5000).history_bytes()
 
 
-def test_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(logger, 'SIZES', {'1k': 100, '20k': 200, '200k': 300, '1M': 400})
     monkeypatch.setattr(logger, 'WINDOWS', dict(stock=1, ours=1))
     report = measure_logger(quick=True)
@@ -39,4 +41,5 @@ def test_report(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, False),
     ]
     assert report.checks[2].ok
+    report.write(str(tmp_path / 'logger.json'))
     assert report.arms['stock 1M']['checkpoint_bytes'] > report.arms['ours 1M']['checkpoint_bytes']

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,9 @@ def test_the_reference_is_the_same_sum(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize('workload', [ONE, SIX])
-def test_measures_every_formulation(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_every_formulation(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(benchmark, 'MIN_SPEEDUP', dict(mono=1e9, six=0.0))
     report = Report('splat')
     benchmark._measure(report, 'small', workload, torch.float32, rounds=2)
@@ -58,6 +62,7 @@ def test_measures_every_formulation(workload: Workload, monkeypatch: pytest.Monk
     waits = next(check for name, check in found.items() if 'host waits' in name)
     assert waits.ok
     assert len(report.arms['small, waits, cumsum']['waits']) >= 3
+    report.write(str(tmp_path / 'splat.json'))  # all of it can be written
 
 
 def test_a_calibration_from_the_cache_is_not_taken_for_a_new_one(

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -309,7 +309,8 @@ def _count_waits(report: Report, name: str, workload: Workload) -> None:
         with WaitCensus() as counter:
             step(inputs, view.prepare(pix2bev, workload.image_size))
         found[formulation] = len(counter.waits)
-        report.arms[f'{name}, waits, {formulation}'] = dict(waits=counter.waits)
+        waits = [asdict(wait) for wait in counter.waits]
+        report.arms[f'{name}, waits, {formulation}'] = dict(waits=waits)
     report.at_most(f'{name}: host waits (cumsum: {found[REFERENCE]})', found['auto'], 0)
 
 
