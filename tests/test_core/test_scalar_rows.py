@@ -52,7 +52,8 @@ def test_rows_come_back_in_order() -> None:
         (0, [('a', 1.5, 3), ('b', 2.0, 1), ('n', 7, 1)]),
         (1, [('b', 4.0, 1), ('b', 5.0, 1)]),
     ]
-    assert rows.is_empty
+    assert len(rows) == 0
+    assert not list(rows.take(rows.send(), wait=True))
 
 
 def test_each_dtype_keeps_its_values() -> None:

@@ -23,6 +23,15 @@ from .sparse_training import Training, adamw, adamw_fused, sgd
 from .test_sparse_optim_wrapper import BY_NORM, BY_VALUE, Counts
 
 HUGE = dict(init_scale=2.0**24, growth_interval=5)  # overflows float16 for some updates
+IN_EACH_PRECISION = pytest.mark.parametrize(
+    'half',
+    [
+        dict(dtype='bfloat16'),
+        dict(dtype='float16', loss_scale=HUGE),
+        dict(dtype='float16', loss_scale=512.0),
+    ],
+    ids=['bfloat16', 'dynamic', 'static'],
+)
 DTYPES = dict(float16=torch.float16, bfloat16=torch.bfloat16)
 
 
@@ -63,15 +72,7 @@ def test_is_registered_in_the_root_and_an_amp_wrapper() -> None:
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
 @pytest.mark.parametrize('counts', [dict(), dict(accumulative_counts=4, max_counts=50)])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
-@pytest.mark.parametrize(
-    'half',
-    [
-        dict(dtype='bfloat16'),
-        dict(dtype='float16', loss_scale=HUGE),
-        dict(dtype='float16', loss_scale=512.0),
-    ],
-    ids=['bfloat16', 'dynamic', 'static'],
-)
+@IN_EACH_PRECISION
 def test_weights_scale_and_norms_are_stock_s(
     half: dict, clip_grad: dict | None, counts: dict, optimizer: Callable
 ) -> None:
@@ -100,15 +101,7 @@ def test_an_int_is_a_fixed_scale() -> None:
 
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM])
-@pytest.mark.parametrize(
-    'half',
-    [
-        dict(dtype='bfloat16'),
-        dict(dtype='float16', loss_scale=HUGE),
-        dict(dtype='float16', loss_scale=512.0),
-    ],
-    ids=['bfloat16', 'dynamic', 'static'],
-)
+@IN_EACH_PRECISION
 def test_nothing_waits(half: dict, clip_grad: dict | None, optimizer: Callable) -> None:
     clip = dict(clip_grad) if clip_grad else None
     training = Training(

@@ -67,11 +67,6 @@ class ScalarRows:
         """Rows that have not been sent."""
         return len(self._rows)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything that was noted has been taken."""
-        return not (self._open or self._rows or self._underway)
-
     def note(self, key: str, value: Any, count: int = 1) -> None:
         """Hold on to a value of the current iteration; it is copied when that ends."""
         if isinstance(value, torch.Tensor):
