@@ -19,6 +19,8 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch.torch_version import TorchVersion
 
+from .core.archive import check_archive
+
 _STATISTICS = ('min', 'max', 'current', 'mean')
 
 
@@ -56,18 +58,41 @@ def _allow() -> None:
         torch.serialization.add_safe_globals(safe_globals())
 
 
-def load_from_local(filename: str, map_location: Any, **kwargs: Any) -> Any:
-    """mmengine's loader for local files, in safe mode; it shows the name after `load_from_`."""
+def load_from_local(filename: str, map_location: Any, check: bool = True, **kwargs: Any) -> Any:
+    """mmengine's loader for local files, in safe mode; it shows the name after `load_from_`.
+
+    Args:
+        filename: Path of the checkpoint.
+        map_location: As in `torch.load`.
+        check: Whether to compare the checksums in the file. Defaults to True.
+        kwargs: More for `torch.load`.
+    """
     path = osp.expanduser(filename)
     if not osp.isfile(path):
         raise FileNotFoundError(f'checkpoint {path} does not exist')
+    # What is no zip at all is of torch before 1.6, without checksums, or no checkpoint.
+    broken = check_archive(path) if check and _is_zip(path) else None
+    if broken is not None:
+        raise ValueError(
+            f'checkpoint {path} is broken: {broken}\nUse another one; --resume without a path '
+            'takes the newest that is whole'
+        )
+    return _load_safely(path, path, map_location, **kwargs)
+
+
+def _is_zip(path: str) -> bool:
+    with open(path, 'rb') as file:
+        return file.read(4) == b'PK\x03\x04'
+
+
+def _load_safely(file: Any, name: str, map_location: Any, **kwargs: Any) -> Any:
     _allow()  # each time: onedl's own loader takes them off the list again
     try:
-        return torch.load(path, map_location=map_location, **kwargs)
+        return torch.load(file, map_location=map_location, **kwargs)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f'checkpoint {path} cannot be read safely: {reason}\nA file that you trust is read '
+            f'checkpoint {name} cannot be read safely: {reason}\nA file that you trust is read '
             'with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in the environment; it may run code'
         ) from error
 

@@ -1,6 +1,8 @@
-"""Copies to the device that the host does not wait for."""
+"""Streams, events and pinned memory: all that is different from device to device."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -24,3 +26,53 @@ def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     if on_host and (target == 'cpu' or tensor.is_pinned()):
         return tensor.to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def pin_in_place(memory: torch.Tensor, device: torch.device) -> None:
+    """Make host memory that exists already fit for asynchronous copies, where the device can."""
+    if device.type == 'cuda':
+        torch.cuda.check_error(
+            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        )
+
+
+def unpin(memory: torch.Tensor, device: torch.device) -> None:
+    """Undo `pin_in_place`, before the memory is given back."""
+    if device.type == 'cuda':
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+
+
+class SideStream:
+    """Copies from a device to pinned memory, beside what the device computes.
+
+    Args:
+        device: The accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Before torch 2.6 there is no device seam of torch's own.
+        self._streams: Any = torch.accelerator if hasattr(torch, 'accelerator') else torch.cuda
+        self._stream = torch.Stream(device)
+
+    def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+        """Start copies (target, source), behind all that the device was given; returns an event."""
+        computing = self._streams.current_stream(self._device)
+        self._stream.wait_stream(computing)
+        self._streams.set_stream(self._stream)
+        try:
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+        finally:
+            self._streams.set_stream(computing)
+        event = torch.Event(self._device)
+        event.record(self._stream)
+        return event
+
+    def hold(self, event: Any) -> None:
+        """What the device is given from now on waits for the event; the host does not."""
+        self._streams.current_stream(self._device).wait_event(event)
+
+    def wait(self, event: Any) -> None:
+        """Wait on the host."""
+        event.synchronize()

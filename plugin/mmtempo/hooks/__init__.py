@@ -1,7 +1,8 @@
 """Hooks: thin adapters between mmengine's Runner and the rest of the package."""
 
+from .async_checkpoint_hook import AsyncCheckpointHook
 from .run_summary_hook import RunSummaryHook
 from .sparse_logger_hook import SparseLoggerHook
 from .sparse_runtime_info_hook import SparseRuntimeInfoHook
 
-__all__ = ['RunSummaryHook', 'SparseLoggerHook', 'SparseRuntimeInfoHook']
+__all__ = ['AsyncCheckpointHook', 'RunSummaryHook', 'SparseLoggerHook', 'SparseRuntimeInfoHook']

@@ -1,0 +1,59 @@
+"""Turns SIGINT and SIGTERM into a request that is met when the state is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """While installed, the first signal is noted; a second Ctrl-C leaves at once.
+
+    Args:
+        on_request: Called with the first signal, in the main thread, wherever that is.
+        on_second: Called before a second Ctrl-C raises KeyboardInterrupt.
+    """
+
+    def __init__(
+        self, on_request: Callable[[signal.Signals], None], on_second: Callable[[], None]
+    ) -> None:
+        self._on_request, self._on_second = on_request, on_second
+        self._before: dict[signal.Signals, Any] = {}
+        self._owner = os.getpid()
+        self.requested: signal.Signals | None = None
+
+    def install(self) -> None:
+        """Only the main thread can; what the process was told to ignore stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Handle signals as before."""
+        while self._before:
+            number, handler = self._before.popitem()
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            # A forked process. A Ctrl-C goes to the training as well, which needs its loaders.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if self.requested is None:
+            self.requested = signal.Signals(number)
+            self._on_request(self.requested)
+        elif number == signal.SIGINT:
+            self.restore()
+            self._on_second()
+            raise KeyboardInterrupt

@@ -1,0 +1,207 @@
+"""Saves checkpoints beside the training instead of within it."""
+
+from __future__ import annotations
+
+import os.path as osp
+from typing import Any
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import CheckpointHook
+from mmengine.registry import HOOKS
+
+from ..resume import MARKER
+from . import checkpoint_folder as folder
+from .checkpoint_saving import CheckpointSaving, SavingRunner
+from .snapshot_fence import SnapshotFence
+from .stop_on_signal import StopOnSignal, counts_epochs
+
+INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
+
+
+@HOOKS.register_module()
+class AsyncCheckpointHook(CheckpointHook):
+    """`CheckpointHook` that does not hold the training up, and that no crash costs a file.
+
+    The state is copied while the next iteration computes, and written by a process of its own:
+    beside its place, synced, then renamed; older files go when the new one is durable. Files,
+    their content, `last_checkpoint` and the keys of the message hub are those of
+    `CheckpointHook`; `resume=True` takes the newest checkpoint whose checksums are right.
+
+    Example::
+
+        default_hooks = dict(
+            checkpoint=dict(
+                type='AsyncCheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3,
+                save_best='mIoU'))
+
+    A save that fails, because the disk is full for instance, is logged, the files before it stay,
+    and the next one is tried at its time; only a failure of the last one fails the run. SIGINT
+    and SIGTERM end the run after the current iteration with a checkpoint: `resume` goes on from
+    there. A loop over epochs cannot begin within one: it repeats the epoch.
+
+    Sharded models, runners that save in a way of their own, and folders that are not local are
+    saved as `CheckpointHook` does; a line of the log says so.
+
+    It logs no keys; each save has a line in the log that tells what it cost.
+
+    Args:
+        on_busy: Where the save before is still being written: 'wait' for it, or 'skip' this one.
+            Best and last checkpoints are never skipped. Defaults to 'wait'.
+        on_error: Where a save fails: 'warn' and go on, or 'raise'. Defaults to 'warn'.
+        save_on_signal: Whether SIGINT and SIGTERM save before the run ends. Defaults to True.
+        args: As `CheckpointHook` takes them.
+        kwargs: All arguments of `CheckpointHook`.
+    """
+
+    # As CheckpointHook: what it saves is what the other hooks have left.
+    priority = 'VERY_LOW'
+
+    def __init__(
+        self,
+        *args: Any,
+        on_busy: str = 'wait',
+        on_error: str = 'warn',
+        save_on_signal: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        for name, value, other in (('on_busy', on_busy, 'skip'), ('on_error', on_error, 'raise')):
+            default = 'wait' if other == 'skip' else 'warn'
+            if value not in (default, other):
+                raise ValueError(
+                    f'default_hooks.checkpoint.{name} must be {default!r} or {other!r}, '
+                    f'found {value!r}'
+                )
+        self.on_busy, self.on_error = on_busy, on_error
+        self.save_on_signal = save_on_signal
+        self._asked_dir: Any = self.out_dir
+        self._saving: CheckpointSaving | None = None  # None where stock saves
+        self._stop = StopOnSignal(self._save_on_stop, self._abandon)
+        self._fence = SnapshotFence(self._before_change, self._stop.go_on)
+
+    def before_run(self, runner: Any) -> None:
+        # Called twice: the fence takes a place before this hook while they are gone through.
+        if self._fence.join(runner):
+            folder.mend_marker(runner, folder.resolved(runner, self._asked_dir))
+
+    def before_train(self, runner: Any) -> None:
+        self.out_dir = self._asked_dir  # stock would add the work dir's name each time
+        super().before_train(runner)
+        reason = folder.why_stock(runner, self.file_backend)
+        if reason is not None:
+            runner.logger.warning(
+                f'AsyncCheckpointHook: {reason}; checkpoints are saved as CheckpointHook does, '
+                'which holds the training up, and a signal ends the run without one.'
+            )
+            return
+        if is_main_process():
+            folder.prepare(runner, self)
+        self._saving = CheckpointSaving(self, runner)
+        self._fence.watch(runner)
+        if self.save_on_signal:
+            self._stop.begin(runner)
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        if self._saving is not None:
+            self._saving.settle()
+            self._stop.after_iteration(runner)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        super().after_train_epoch(runner)
+        if self._saving is not None:
+            self._saving.settle()
+            self._stop.after_epoch(runner)
+
+    def after_val_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        self._stop.in_evaluation(runner)
+
+    def after_train(self, runner: Any) -> None:
+        self._stop.end()
+        if self._saving is not None:
+            self._saving.finish(is_last=True)
+            self._saving.close()
+            self._saving = None
+            self._fence.unwatch()
+        super().after_train(runner)  # publishes what is durable now
+
+    def _before_change(self) -> None:
+        if self._saving is not None:
+            self._saving.fence()
+
+    def _abandon(self) -> None:
+        if self._saving is not None:
+            self._saving.abandon()
+
+    def _save_checkpoint(self, runner: Any) -> None:
+        is_last = self.is_last_train_epoch if self.by_epoch else self.is_last_train_iter
+        saving = self._saving
+        if self.on_busy == 'skip' and saving is not None and saving.is_busy and not is_last(runner):
+            runner.logger.warning(
+                'This checkpoint is skipped: the one before is still being written '
+                "(on_busy='skip')."
+            )
+            return
+        super()._save_checkpoint(runner)
+
+    def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
+        if self._saving is None:
+            super()._save_checkpoint_with_step(runner, step, meta)
+            return
+        with self._saving.together():
+            if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
+                if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
+                    oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
+                    self.file_backend.remove(osp.join(self.out_dir, oldest))
+                self.keep_ckpt_ids.append(step)
+                runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+            self._save_as(runner, self.filename_tmpl.format(step), meta)
+            self.file_backend.remove(osp.join(self.out_dir, INTERRUPTED))
+
+    def _save_as(self, runner: Any, name: str, meta: dict) -> None:
+        assert self._saving is not None
+        with self._saving.together() as batch:
+            self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+            runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+            self._saving.collect(
+                self.out_dir,
+                name,
+                save_optimizer=self.save_optimizer,
+                save_param_scheduler=self.save_param_scheduler,
+                meta=meta,
+                by_epoch=self.by_epoch,
+                **self.args,
+            )
+            batch.marker = (osp.join(runner.work_dir, MARKER), str(self.last_ckpt))
+
+    def _save_best_checkpoint(self, runner: Any, metrics: dict) -> None:
+        if self._saving is None or not self.save_best:
+            super()._save_best_checkpoint(runner, metrics)
+            return
+        with self._saving.together():
+            super()._save_best_checkpoint(SavingRunner(runner, self._saving.collect), metrics)
+
+    def _save_on_stop(self, runner: Any, epoch: int, iteration: int) -> None:
+        """Save what is reached, unless it is saved; returns when that is durable."""
+        assert self._saving is not None
+        self._saving.finish()
+        meta = dict(epoch=epoch, iter=iteration)
+        is_within_epoch = False
+        if counts_epochs(runner):
+            start = epoch * len(runner.train_dataloader)
+            is_within_epoch = iteration != start
+        if is_within_epoch:
+            meta['iter'] = start  # the loop counts the iterations of the epoch again
+            runner.logger.warning(
+                f'Epoch {epoch + 1} is not complete; when resumed, it is repeated from its start.'
+            )
+        if self.by_epoch and (is_within_epoch or not counts_epochs(runner)):
+            self._save_as(runner, INTERRUPTED, meta)
+        else:
+            step = epoch if self.by_epoch else iteration
+            name = self.filename_tmpl.format(step)
+            if self.last_ckpt is None or osp.basename(self.last_ckpt) != name:
+                self._save_checkpoint_with_step(runner, step, meta)
+        self._saving.finish(is_last=True)

@@ -1,0 +1,137 @@
+"""Ends a training on SIGINT or SIGTERM with a checkpoint from which it goes on exactly."""
+
+from __future__ import annotations
+
+import signal
+import weakref
+from typing import Any
+
+import torch
+from mmengine.dist import all_reduce, barrier, get_world_size
+from mmengine.hooks import EMAHook
+from mmengine.runner import EpochBasedTrainLoop
+
+from ..core.interrupts import Interrupts
+
+# Processes agree on the iteration to stop at; that often they ask each other.
+ASK_EVERY = 10
+
+
+class StopOnSignal:
+    """Meets the request of a signal where the state is whole.
+
+    ========================  ===================================================
+    the signal comes          the run ends
+    ========================  ===================================================
+    within an iteration       after it
+    between two iterations    at once: while it waits for data, that may never come
+    within an evaluation      after its iteration; the averages are swapped back
+    with several processes    after the next tenth iteration, all at the same
+    ========================  ===================================================
+
+    Args:
+        save: Saves what is reached (epoch, iteration) unless that is saved already, and
+            returns when it is durable.
+        abandon: Leaves at once.
+    """
+
+    def __init__(self, save: Any, abandon: Any) -> None:
+        self._save, self._abandon = save, abandon
+        self._interrupts: Interrupts | None = None
+        self._runner: Any = lambda: None
+        self._rest: tuple[int, int] | None = None
+        self._group: Any = None
+
+    def begin(self, runner: Any) -> None:
+        """Handle signals from now on."""
+        self.end()
+        self._runner = weakref.ref(runner)
+        if get_world_size() > 1 and torch.distributed.get_backend() != 'gloo':
+            self._group = torch.distributed.new_group(backend='gloo')
+        self._interrupts = Interrupts(self._on_request, self._abandon)
+        self._interrupts.install()
+
+    def end(self) -> None:
+        """Handle them as before."""
+        if self._interrupts is not None:
+            self._interrupts.restore()
+            self._interrupts = None
+        self._rest = None
+
+    def go_on(self) -> None:
+        """No longer between two iterations."""
+        self._rest = None
+
+    def after_iteration(self, runner: Any) -> None:
+        """The state is whole here."""
+        if self._interrupts is None:
+            return
+        requested = self._interrupts.requested
+        reached = (runner.epoch, runner.iter + 1)
+        if get_world_size() > 1:
+            requested = self._agreed(requested) if reached[1] % ASK_EVERY == 0 else None
+        # The schedules have not seen the end of the epoch yet: see `after_epoch`.
+        if is_end_of_epoch(runner, *reached):
+            self._rest = None
+            return
+        if requested is not None:
+            self._stop(runner, requested, reached)
+        self._rest = reached
+
+    def after_epoch(self, runner: Any) -> None:
+        """The state is whole here, also for who counts epochs."""
+        if self._interrupts is None:
+            return
+        requested = self._interrupts.requested
+        if get_world_size() > 1:
+            requested = self._agreed(requested)
+        if requested is not None:
+            self._stop(runner, requested, (runner.epoch + 1, runner.iter))
+
+    def in_evaluation(self, runner: Any) -> None:
+        """It may take long, and is not needed to go on."""
+        if self._interrupts is None or self._interrupts.requested is None or get_world_size() > 1:
+            return
+        for hook in runner.hooks:
+            if isinstance(hook, EMAHook):
+                hook.after_val_epoch(runner)
+        self._stop(runner, self._interrupts.requested, (runner.epoch, runner.iter))
+
+    def _on_request(self, number: signal.Signals) -> None:
+        runner = self._runner()
+        if runner is None:  # a training that ended with an error
+            self.end()
+            signal.raise_signal(number)
+            return
+        if self._rest is not None and get_world_size() == 1:
+            self._stop(runner, number, self._rest)
+        runner.logger.warning(
+            f'{number.name}: the run ends after this iteration, with a checkpoint; Ctrl-C once '
+            'more leaves at once.'
+        )
+
+    def _agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
+        """What any process was asked for."""
+        number = torch.tensor(float(requested or 0))
+        all_reduce(number, 'max', self._group)
+        return signal.Signals(int(number.item())) if number.item() else None
+
+    def _stop(self, runner: Any, number: signal.Signals, reached: tuple[int, int]) -> None:
+        self._rest = None
+        self._save(runner, *reached)
+        if get_world_size() > 1:
+            barrier(self._group)
+        self.end()
+        runner.logger.warning(f'{number.name}: stopped after {reached[1]} iterations.')
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+
+def counts_epochs(runner: Any) -> bool:
+    """Whether the loop can begin nowhere but at the start of an epoch."""
+    return isinstance(runner.train_loop, EpochBasedTrainLoop)
+
+
+def is_end_of_epoch(runner: Any, epoch: int, iteration: int) -> bool:
+    return counts_epochs(runner) and iteration == (epoch + 1) * len(runner.train_dataloader)
