@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 
 from mmtempo import launch
+from mmtempo.hooks.checkpoint_saving import CheckpointError
 from mmtempo.optim import SparseOptimWrapper
 
 from .conftest import MINI, ROOT
@@ -211,6 +213,60 @@ def test_resume(resume: str | None, expected: tuple) -> None:
     cfg = load(str(MINI))
     launch.set_resume(cfg, resume)
     assert (cfg.resume, cfg.load_from) == expected
+
+
+def test_resume_takes_the_newest_that_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = load(str(MINI))
+    cfg.work_dir = str(tmp_path)
+    for iteration in (1, 2, 3):
+        torch.save(
+            dict(meta=dict(iter=iteration), message_hub={}), tmp_path / f'iter_{iteration}.pth'
+        )
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_3.pth'))
+    launch.set_resume(cfg, 'auto')
+    assert cfg.load_from is None  # as stock finds it
+    damaged = tmp_path / 'iter_3.pth'
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    launch.set_resume(cfg, 'auto')
+    assert cfg.load_from == str(tmp_path / 'iter_2.pth')
+    said = capsys.readouterr().err
+    assert 'iter_3.pth: it is no complete zip file' in said
+    assert 'iter_2.pth is whole' in said
+
+
+@pytest.mark.parametrize(
+    ('error', 'code', 'said'),
+    [
+        (KeyboardInterrupt(), 130, 'interrupted; newest checkpoint: {}/iter_1.pth'),
+        (SystemExit(143), 143, 'terminated; newest checkpoint: {}/iter_1.pth'),
+        (CheckpointError('saving iter_9.pth failed'), 1, 'error: saving iter_9.pth failed'),
+    ],
+)
+def test_how_a_run_ends(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def run(_: Config) -> None:
+        raise error
+
+    cfg = Config(dict(work_dir=str(tmp_path)))
+    torch.save(dict(meta=dict(iter=1), message_hub={}), tmp_path / 'iter_1.pth')
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_1.pth'))
+    assert launch.run_tool('train.py', lambda: cfg, run) == code
+    assert said.format(tmp_path) in capsys.readouterr().err
+
+
+def test_other_exits_stay_as_they_are() -> None:
+    def run(_: Config) -> None:
+        raise SystemExit(5)
+
+    with pytest.raises(SystemExit, match='5'):
+        launch.run_tool('train.py', Config, run)
 
 
 def test_pictures() -> None:

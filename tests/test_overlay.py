@@ -96,6 +96,7 @@ def types(cfg: Config) -> dict[str, Any]:
     return dict(
         runtime_info=cfg.default_hooks.get('runtime_info', {}).get('type'),
         logger=cfg.default_hooks.logger.type,
+        checkpoint=cfg.default_hooks.checkpoint.type,
         wrapper=cfg.optim_wrapper.type,
         preprocessor=(model.data_preprocessor.type, cfg.data_preprocessor.type),
         decode_head=(model.decode_head.type, model.decode_head.get('head')),
@@ -109,6 +110,7 @@ def test_there_and_back() -> None:
     assert types(cfg) == dict(
         runtime_info='SparseRuntimeInfoHook',
         logger='SparseLoggerHook',
+        checkpoint='AsyncCheckpointHook',
         wrapper='SparseOptimWrapper',
         preprocessor=('SparseSegDataPreProcessor',) * 2,
         decode_head=('SparseAccuracyHead', 'PSPHead'),
@@ -117,14 +119,16 @@ def test_there_and_back() -> None:
     assert cfg.custom_imports == dict(imports=['mmtempo'], allow_failed_imports=False)
     assert cfg.default_hooks.logger.interval == untouched.default_hooks.logger.interval
     assert all(change.changed for change in changes)
-    assert [(c.key, c.before, c.after) for c in changes[:3]] == [
+    assert [(c.key, c.before, c.after) for c in changes[:4]] == [
         ('default_hooks.runtime_info', 'RuntimeInfoHook', 'SparseRuntimeInfoHook'),
         ('default_hooks.logger', 'LoggerHook', 'SparseLoggerHook'),
+        ('default_hooks.checkpoint', 'CheckpointHook', 'AsyncCheckpointHook'),
         ('optim_wrapper', 'OptimWrapper', 'SparseOptimWrapper'),
     ]
     # Arguments that stock does not take go with the types that take them.
     cfg.default_hooks.runtime_info.history_length = 7
     cfg.default_hooks.logger.progress = 'off'
+    cfg.default_hooks.checkpoint.on_busy = 'skip'
     cfg.model.data_preprocessor.non_blocking = False
     back = stock(cfg)
     assert len(back) == len(changes) - 1
@@ -182,6 +186,7 @@ def test_what_is_not_stock_is_left_alone() -> None:
     heads = cfg.model.auxiliary_head
     assert heads[1] == dict(type='SparseAccuracyHead', head='FCNHead', num_classes=3)
     assert heads[0] == before.model.auxiliary_head[0]
+    before.default_hooks.checkpoint.type = 'AsyncCheckpointHook'
     assert cfg.default_hooks == before.default_hooks
     assert cfg.optim_wrapper == before.optim_wrapper
     assert cfg.model.decode_head == before.model.decode_head
@@ -288,9 +293,11 @@ def test_configs_with_little_in_them() -> None:
     assert [change.key for change in zero_wait(cfg)] == [
         'default_hooks.runtime_info',
         'default_hooks.logger',
+        'default_hooks.checkpoint',
         'custom_imports',
     ]
     assert cfg.default_hooks.logger == dict(type='SparseLoggerHook')
+    assert cfg.default_hooks.checkpoint == dict(type='AsyncCheckpointHook', interval=1)
     assert zero_wait(Config(dict(custom_imports=dict(imports='mmseg'))))[-1].after == (
         'mmseg, mmtempo'
     )
@@ -306,17 +313,18 @@ def test_configs_with_little_in_them() -> None:
         ('optim_wrapper', 'optim_wrapper'),
         ('model.decode_head.type', 'model.decode_head'),
         ('default_hooks.logger.type', 'default_hooks.logger'),
-        ('default_hooks', 'default_hooks.logger'),
+        ('default_hooks', 'default_hooks.logger default_hooks.checkpoint'),
     ],
 )
 def test_what_is_set_on_purpose_is_kept(option: str, key: str) -> None:
     cfg, before = load(PSPNET), load(PSPNET)
-    assert reasons(zero_wait(cfg, keep=[option])) == {key: 'is kept as --cfg-options has it'}
-    *path, last = key.split('.')
-    node, other = cfg, before
-    for part in [*path, last]:
-        node, other = node[part], other[part]
-    assert node == other
+    reason = 'is kept as --cfg-options has it'
+    assert reasons(zero_wait(cfg, keep=[option])) == dict.fromkeys(key.split(), reason)
+    for one in key.split():
+        node, other = cfg, before
+        for part in one.split('.'):
+            node, other = node[part], other[part]
+        assert node == other
     assert cfg.model.auxiliary_head.type == 'SparseAccuracyHead'
 
 

@@ -12,7 +12,7 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='SparseLoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3),
+    checkpoint=dict(type='AsyncCheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='BEVVisualizationHook'),
 )

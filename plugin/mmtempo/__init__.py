@@ -9,9 +9,11 @@ from .stack import check_stack
 check_stack()
 
 from . import bev, hooks, optim, seg  # noqa: E402, F401 - imported for their registrations
+from .downloads import register_safe_downloads  # noqa: E402
 from .serialization import register_safe_loading  # noqa: E402
 from .version import __version__  # noqa: E402
 
 register_safe_loading()
+register_safe_downloads()
 
 __all__ = ['__version__']

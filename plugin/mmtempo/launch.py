@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import os
 import os.path as osp
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +19,14 @@ from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 
 from .bev.errors import BadSampleError
 from .core.nonfinite import NonFiniteError
+from .hooks.checkpoint_saving import CheckpointError
 from .hooks.progress_bar import close_bars
 from .overlay import describe, optim_wrapper_class, zero_wait
+from .resume import how_to_go_on, newest_of
 
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
 RUNNER_KEYS = frozenset(inspect.signature(Runner.__init__).parameters) | {
@@ -52,6 +55,9 @@ LAUNCHER_NEEDS = {
 AMP_OF = {'OptimWrapper': 'AmpOptimWrapper', 'SparseOptimWrapper': 'SparseAmpOptimWrapper'}
 
 
+TERMINATED = 128 + signal.SIGTERM
+
+
 class LaunchError(ValueError):
     """What the user asked for cannot be started; the message says what to do."""
 
@@ -71,6 +77,12 @@ class _OptionAction(DictAction):
 def _say(message: str) -> None:
     """There is no run yet whose log it could go to."""
     print(message, file=sys.stderr)
+
+
+def _say_once(message: str) -> None:
+    """From one of the processes of a run."""
+    if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
+        _say(message)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +113,7 @@ def add_zero_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--zero-wait',
         action='store_true',
-        help="exchange stock parts that wait for the device for mmtempo's, and say which; "
+        help="exchange stock parts that wait, for device or disk, for mmtempo's, and say which; "
         '--cfg-options wins',
     )
 
@@ -140,8 +152,7 @@ def load_config(args: argparse.Namespace) -> Config:
     options = args.cfg_options or {}
     if getattr(args, 'zero_wait', False):
         changes = zero_wait(cfg, keep=options)
-        if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
-            _say(f'--zero-wait {describe(changes)}')
+        _say_once(f'--zero-wait {describe(changes)}')
     _check_options(cfg, options)
     cfg.merge_from_dict(options)
     cfg.launcher = args.launcher
@@ -212,10 +223,15 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     if resume is None:
         return
     cfg.resume = True
-    if resume == 'auto':
-        cfg.load_from = None
-    else:
+    if resume != 'auto':
         cfg.load_from = resume
+        return
+    cfg.load_from = None
+    newest, problems = newest_of(cfg)
+    if problems and newest is not None:
+        _say_once('\n'.join(f'--resume: not {problem}' for problem in problems))
+        _say_once(f'--resume: {newest} is whole, and the newest of those')
+        cfg.load_from = newest
 
 
 def enable_pictures(cfg: Config, show: bool, show_dir: str | None, wait_time: float) -> None:
@@ -319,16 +335,6 @@ def build_runner(cfg: Config) -> Runner:
     return RUNNERS.build(cfg)
 
 
-def _how_to_go_on(cfg: Any) -> str:
-    """Where an interrupted training can be taken up again."""
-    if not isinstance(cfg, Config) or not osp.isfile(osp.join(cfg.work_dir, 'last_checkpoint')):
-        return ''
-    return (
-        f'; newest checkpoint: {find_latest_checkpoint(cfg.work_dir)}\n'
-        'go on from it with the same command and --resume'
-    )
-
-
 def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) -> int:
     """Prepare, then run; mistakes found while preparing end in a message, not in a traceback.
 
@@ -354,8 +360,16 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         finally:
             close_bars()  # a last word goes below the log, not above a bar
     except KeyboardInterrupt:
-        print(f'\n{name}: interrupted{_how_to_go_on(prepared)}', file=sys.stderr)
+        print(f'\n{name}: interrupted{how_to_go_on(prepared)}', file=sys.stderr)
         return 130
+    except SystemExit as error:
+        if error.code != TERMINATED:
+            raise
+        print(f'\n{name}: terminated{how_to_go_on(prepared)}', file=sys.stderr)
+        return TERMINATED
+    except CheckpointError as error:
+        print(f'\n{name}: error: {error}', file=sys.stderr)
+        return 1
     except LaunchError as error:
         print(f'{name}: error: {error}', file=sys.stderr)
         return 2

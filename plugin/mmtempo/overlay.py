@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.hooks import EMAHook, LoggerHook, RuntimeInfoHook
+from mmengine.hooks import CheckpointHook, EMAHook, LoggerHook, RuntimeInfoHook
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS, Registry
 from mmseg.models.data_preprocessor import SegDataPreProcessor
@@ -19,6 +19,7 @@ from .seg.sparse_accuracy_head import why_not_sparse
 OURS: dict[type, str] = {
     RuntimeInfoHook: 'SparseRuntimeInfoHook',
     LoggerHook: 'SparseLoggerHook',
+    CheckpointHook: 'AsyncCheckpointHook',
     OptimWrapper: 'SparseOptimWrapper',
     AmpOptimWrapper: 'SparseAmpOptimWrapper',
     SegDataPreProcessor: 'SparseSegDataPreProcessor',
@@ -27,10 +28,15 @@ STOCK = {ours: stock for stock, ours in OURS.items()}
 HEAD = 'SparseAccuracyHead'
 US = 'mmtempo'
 # What mmengine adds where a config names nothing.
-DEFAULT_HOOKS: dict[str, type] = {'runtime_info': RuntimeInfoHook, 'logger': LoggerHook}
+DEFAULT_HOOKS: dict[str, tuple[type, dict[str, Any]]] = {
+    'runtime_info': (RuntimeInfoHook, {}),
+    'logger': (LoggerHook, {}),
+    'checkpoint': (CheckpointHook, dict(interval=1)),
+}
 WAITS = {
     'SparseRuntimeInfoHook': 'stock reads each loss in each iteration',
     'SparseLoggerHook': 'stock reads what it logs at once',
+    'AsyncCheckpointHook': 'stock holds the training up until the file is written',
     'SparseOptimWrapper': 'stock reads the norm when it clips gradients',
     'SparseAmpOptimWrapper': 'stock reads the norm when it clips, and looks for overflows',
     'SparseSegDataPreProcessor': 'stock waits for each tensor that it copies',
@@ -234,10 +240,10 @@ def _add_hooks(cfg: Config, keep: Collection[str]) -> list[Change]:
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
     changes = []
-    for name, cls in DEFAULT_HOOKS.items():
+    for name, (cls, arguments) in DEFAULT_HOOKS.items():
         key = f'default_hooks.{name}'
         if name not in cfg.default_hooks and not _is_set(key, keep):
-            cfg.default_hooks[name] = dict(type=OURS[cls])
+            cfg.default_hooks[name] = dict(type=OURS[cls], **arguments)
             changes.append(Change(key, cls.__name__, OURS[cls], WAITS[OURS[cls]]))
     return changes
 

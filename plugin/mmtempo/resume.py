@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import os.path as osp
-import re
 from collections.abc import Iterable
 from typing import Any
+
+from mmengine.config import Config
 
 from .core.archive import check_archive
 from .serialization import load_from_local
 
 MARKER = 'last_checkpoint'
-# Of the best weights, which have no optimizer, and what is published, which has less.
-NO_RESUME = re.compile(r'best_|.*-[0-9a-f]{8}\.pth$')
+BEST = 'best_'  # begins the names of those that have no optimizer
 
 
 def newest_whole(work_dir: str, folders: Iterable[str] = ()) -> tuple[str | None, list[str]]:
@@ -43,20 +43,23 @@ def newest_whole(work_dir: str, folders: Iterable[str] = ()) -> tuple[str | None
         problems = [reason]
     else:
         return None, []
-    places = dict.fromkeys([osp.dirname(named) or work_dir, work_dir, *folders])
+    places = dict.fromkeys(map(osp.abspath, [osp.dirname(named) or work_dir, work_dir, *folders]))
     found = []
     for path in _checkpoints(place for place in places if osp.isdir(place)):
+        if osp.isfile(named) and osp.samefile(path, named):
+            continue
         try:
-            found.append((_iterations(path), osp.getmtime(path), path))
+            iterations = _iterations(path)
+            if iterations is not None:
+                found.append((iterations, osp.getmtime(path), path))
         except (ValueError, OSError) as error:
-            if not osp.exists(named) or not osp.samefile(path, named):
-                problems.append(str(error).splitlines()[0])
+            broken = check_archive(path)
+            problems.append(f'{path}: {broken}' if broken else str(error).splitlines()[0])
     for _, _, path in sorted(found, reverse=True):
         broken = check_archive(path)
         if broken is None:
             return path, problems
-        if path != named:
-            problems.append(f'{path}: {broken}')
+        problems.append(f'{path}: {broken}')
     if named == '' and len(problems) == 1:
         return None, problems  # a run that ended before its first save
     listed = '\n  '.join(problems)
@@ -66,6 +69,24 @@ def newest_whole(work_dir: str, folders: Iterable[str] = ()) -> tuple[str | None
     )
 
 
+def newest_of(cfg: Any) -> tuple[str | None, list[str]]:
+    """As `newest_whole`, where a config puts its checkpoints."""
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    out_dir, name = hook.get('out_dir'), osp.basename(cfg.work_dir.rstrip(osp.sep))
+    return newest_whole(cfg.work_dir, [osp.join(out_dir, name)] if out_dir else [])
+
+
+def how_to_go_on(cfg: Any) -> str:
+    """Where an interrupted training can be taken up again; nothing where it cannot."""
+    try:
+        newest, _ = newest_of(cfg) if isinstance(cfg, Config) else (None, [])
+    except ValueError:
+        return ''  # none of them is whole; --resume says so, one by one
+    if newest is None:
+        return ''
+    return f'; newest checkpoint: {newest}\ngo on from it with the same command and --resume'
+
+
 def _reason(named: str, marker: str) -> str | None:
     """Why the checkpoint that the marker names is not to be used."""
     if not named:
@@ -73,7 +94,13 @@ def _reason(named: str, marker: str) -> str | None:
     if not osp.isfile(named):
         return f'{marker} names {named}, which does not exist'
     broken = check_archive(named)
-    return None if broken is None else f'{named}: {broken}'
+    if broken is not None:
+        return f'{named}: {broken}'
+    try:
+        is_training = _iterations(named) is not None
+    except ValueError as error:  # it is whole, but not what we read: it may run code
+        return str(error).replace('\n', '. ')
+    return None if is_training else f'{named}: it holds no state of a training'
 
 
 def _checkpoints(folders: Iterable[str]) -> list[str]:
@@ -81,13 +108,18 @@ def _checkpoints(folders: Iterable[str]) -> list[str]:
         osp.join(folder, name)
         for folder in folders
         for name in sorted(os.listdir(folder))
-        if name.endswith('.pth') and not NO_RESUME.match(name)
+        if name.endswith('.pth') and not name.startswith(BEST)
     ]
 
 
-def _iterations(path: str) -> int:
-    """How far a checkpoint is; only its table of contents is read."""
-    meta: Any = load_from_local(path, 'cpu', mmap=True, check=False).get('meta')
-    if not isinstance(meta, dict) or not isinstance(meta.get('iter'), int):
-        raise ValueError(f'{path}: it holds no state of a training (meta.iter)')
-    return meta['iter']
+def _iterations(path: str) -> int | None:
+    """How far a training was; None where the file holds none, as one that was published.
+
+    Only the file's table of contents is read.
+    """
+    content: Any = load_from_local(path, 'cpu', mmap=True, check=False)
+    if not isinstance(content, dict) or 'message_hub' not in content:
+        return None
+    meta = content.get('meta')
+    iterations = meta.get('iter') if isinstance(meta, dict) else None
+    return iterations if isinstance(iterations, int) else None

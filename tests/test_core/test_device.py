@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mmtempo.core.device import to_device
+from mmtempo.core.device import SideStream, pin_in_place, to_device, unpin
 
 
 class Remembering:
@@ -56,3 +59,144 @@ def test_on_the_cpu_nothing_is_copied() -> None:
     tensor = torch.arange(3)
     assert to_device(tensor, 'cpu') is tensor
     assert to_device(tensor, 'meta').device.type == 'meta'
+
+
+class FakeCuda:
+    """Its calls, and the device that is current at each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: str = 'success') -> None:
+        self.done: list[Any] = []
+        self.result = result
+        self._current = 'cuda:0'
+        monkeypatch.setattr(torch.cuda, 'cudart', lambda: self)
+        monkeypatch.setattr(torch.cuda, 'device', self.device)
+        monkeypatch.setattr(torch.cuda, 'check_error', self.check)
+        monkeypatch.setattr(torch, 'zeros', self.zeros)
+
+    cudaError = SimpleNamespace(success='success')
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self._current = self._current, str(device)
+        yield
+        self._current = before
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> str:
+        self.done.append(('register', address, size, flags, self._current))
+        return self.result
+
+    def cudaHostUnregister(self, address: int) -> str:
+        self.done.append(('unregister', address, self._current))
+        return self.result
+
+    def check(self, result: str) -> None:
+        if result != 'success':
+            raise RuntimeError(result)
+
+    def zeros(self, *args: Any, device: torch.device) -> None:
+        self.done.append(('kernel', self._current))
+        raise RuntimeError(self.result)
+
+
+def test_pins_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(monkeypatch)
+    memory, device = torch.empty(5, dtype=torch.uint8), torch.device('cuda:1')
+    assert pin_in_place(memory, device)
+    unpin(memory, device)
+    address = memory.data_ptr()
+    assert fake.done == [
+        ('register', address, 5, 0, 'cuda:1'),
+        ('unregister', address, 'cuda:1'),
+    ]
+
+
+def test_where_memory_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fails because of it, not even the next kernel."""
+    fake = FakeCuda(monkeypatch, 'no memory')
+    memory = torch.empty(5, dtype=torch.uint8)
+    assert not pin_in_place(memory, torch.device('cuda:1'))
+    assert fake.done[1:] == [('kernel', 'cuda:1')]
+    with pytest.raises(RuntimeError, match='no memory'):
+        unpin(memory, torch.device('cuda:1'))
+
+
+@pytest.mark.parametrize('device', ['cpu', 'mps', 'xpu'])
+def test_others_pin_no_memory_that_is_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(monkeypatch)
+    assert not pin_in_place(torch.empty(5), torch.device(device))
+    assert fake.done == []
+
+
+class FakeStreams:
+    """A device with streams; notes in which order things are asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, has_seam: bool) -> None:
+        self.asked: list[Any] = []
+        self.current = self.stream('computing')
+        seam = SimpleNamespace(current_stream=self.current_stream, set_stream=self.set_stream)
+        new = dict(Stream=lambda device: self.stream(f'side of {device}'), Event=self.event)
+        if has_seam:
+            monkeypatch.setattr(torch, 'accelerator', seam, raising=False)
+            for name, value in new.items():
+                monkeypatch.setattr(torch, name, value)
+        else:  # before torch 2.6
+            monkeypatch.delattr(torch, 'accelerator', raising=False)
+            for name, value in {**vars(seam), **new}.items():
+                monkeypatch.setattr(torch.cuda, name, value)
+
+    def stream(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: self.asked.append((name, 'waits for', other.name)),
+            wait_event=lambda event: self.asked.append((name, 'waits for', event.name)),
+        )
+
+    def event(self, *device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(
+            name='event',
+            record=lambda stream: self.asked.append(('event', stream.name)),
+            synchronize=lambda: self.asked.append('host waits'),
+        )
+
+    def current_stream(self, device: torch.device) -> SimpleNamespace:
+        assert str(device) == 'cuda:1'
+        return self.current
+
+    def set_stream(self, stream: SimpleNamespace) -> None:
+        self.current = stream
+
+    def pair(self, name: str) -> tuple[Any, Any]:
+        def copy(source: str, non_blocking: bool) -> None:
+            if source == 'broken':
+                raise RuntimeError('broken')
+            self.asked.append((self.current.name, 'copies', source, non_blocking))
+
+        return SimpleNamespace(copy_=copy), name
+
+
+@pytest.mark.parametrize('has_seam', [True, False])
+def test_copies_beside_what_the_device_computes(
+    has_seam: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeStreams(monkeypatch, has_seam)
+    stream = SideStream(torch.device('cuda:1'))
+    event = stream.copy([fake.pair('a'), fake.pair('b')])
+    assert fake.asked == [
+        ('side of cuda:1', 'waits for', 'computing'),
+        ('side of cuda:1', 'copies', 'a', True),
+        ('side of cuda:1', 'copies', 'b', True),
+        ('event', 'side of cuda:1'),
+    ]
+    assert fake.current.name == 'computing'
+    stream.hold(event)
+    assert fake.asked[4:] == [('computing', 'waits for', 'event')]
+    stream.wait(event)
+    assert fake.asked[5:] == ['host waits']
+
+
+def test_a_failure_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeStreams(monkeypatch, has_seam=True)
+    stream = SideStream(torch.device('cuda:1'))
+    with pytest.raises(RuntimeError, match='broken'):
+        stream.copy([fake.pair('broken')])
+    assert fake.current.name == 'computing'

@@ -13,7 +13,11 @@ OURS = sorted(
 
 
 # Those that stand in for a stock hook take its place; two of them would do its work twice.
-PLACES = dict(SparseLoggerHook='logger', SparseRuntimeInfoHook='runtime_info')
+PLACES = dict(
+    AsyncCheckpointHook='checkpoint',
+    SparseLoggerHook='logger',
+    SparseRuntimeInfoHook='runtime_info',
+)
 
 
 def test_all_hooks_are_found() -> None:

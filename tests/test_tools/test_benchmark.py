@@ -65,9 +65,10 @@ def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_benchmark(tmp_path: Path) -> None:
-    result = call('splat', '--quick', '--json', str(tmp_path / 'splat.json'))
+@pytest.mark.parametrize(('name', 'checks'), [('splat', 15), ('checkpoint', 3)])
+def test_the_whole_benchmark(name: str, checks: int, tmp_path: Path) -> None:
+    result = call(name, '--quick', '--json', str(tmp_path / 'report.json'))
     assert result.returncode in (0, 1), result.stderr
-    content = json.loads((tmp_path / 'splat.json').read_text())
-    assert len(content['checks']) >= 15
+    content = json.loads((tmp_path / 'report.json').read_text())
+    assert len(content['checks']) >= checks
     assert content['machine']['cpu'] in result.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -28,17 +30,27 @@ def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return tensor.to(device)
 
 
-def pin_in_place(memory: torch.Tensor, device: torch.device) -> None:
-    """Make host memory that exists already fit for asynchronous copies, where the device can."""
-    if device.type == 'cuda':
-        torch.cuda.check_error(
-            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        )
+def pin_in_place(memory: torch.Tensor, device: torch.device) -> bool:
+    """Make host memory that exists already fit for asynchronous copies; whether the device can.
+
+    Where it cannot, copies are right all the same, but they hold the host up.
+    """
+    if device.type != 'cuda':
+        return False
+    with torch.cuda.device(device):
+        cuda = torch.cuda.cudart()
+        result = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if result == cuda.cudaError.success:
+            return True
+        # The next kernel would be blamed for the error: let it be one that nobody needs.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
+    return False
 
 
 def unpin(memory: torch.Tensor, device: torch.device) -> None:
     """Undo `pin_in_place`, before the memory is given back."""
-    if device.type == 'cuda':
+    with torch.cuda.device(device):  # a thread begins on the first one, and would wake that up
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
 
 
@@ -51,9 +63,15 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Before torch 2.6 there is no device seam of torch's own.
-        self._streams: Any = torch.accelerator if hasattr(torch, 'accelerator') else torch.cuda
-        self._stream = torch.Stream(device)
+        self._streams: Any
+        self._stream: Any
+        self._new_event: Any
+        if hasattr(torch, 'accelerator'):  # torch 2.6
+            self._streams, self._stream = torch.accelerator, torch.Stream(device)
+            self._new_event = functools.partial(torch.Event, device)
+        else:
+            self._streams, self._stream = torch.cuda, torch.cuda.Stream(device)
+            self._new_event = torch.cuda.Event
 
     def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         """Start copies (target, source), behind all that the device was given; returns an event."""
@@ -65,7 +83,7 @@ class SideStream:
                 target.copy_(source, non_blocking=True)
         finally:
             self._streams.set_stream(computing)
-        event = torch.Event(self._device)
+        event = self._new_event()
         event.record(self._stream)
         return event
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
@@ -18,10 +19,11 @@ def shortage(folder: str, size: int, files: int) -> int:
 
 
 def remove_leftovers(folder: str) -> list[str]:
-    """Remove what a writer that was killed has left; their names."""
+    """Remove what a writer that was killed has left; the names of what could be."""
     removed = []
     for name in sorted(os.listdir(folder)):
         if name.startswith('.') and name.endswith(TEMPORARY):
-            os.remove(os.path.join(folder, name))
-            removed.append(name)
+            with contextlib.suppress(OSError):  # somebody else's
+                os.remove(os.path.join(folder, name))
+                removed.append(name)
     return removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from . import writer_process
 from .archive import records_of
 from .snapshot import Snapshot
 from .staging import StagingArea
+
+# The training has hooks to leave before it computes without Python's lock; let it.
+GRACE = 0.003
 
 
 class WriterDied(RuntimeError):
@@ -103,6 +108,8 @@ class DurableWriter:
             late: Addresses of tensors that nothing changes before the next `fence`.
                 Defaults to ().
         """
+        if not self._end.alive:
+            raise RuntimeError('the writer is closed')
         self.wait()
         start = time.perf_counter()
         save = Save([path for path, _ in files])
@@ -147,22 +154,31 @@ class _Worker:
 
     def give(self, *job: Any) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name='mmtempo-writer', daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name='mmtempo-writer', daemon=True)
+            thread.start()
+            self._thread = thread  # not one that could not be started
         self._jobs.put(job)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
             return  # a forked data loader has a copy of this, but no thread
-        if self._thread is not None:
-            self._jobs.put(None)
+        self._end()
+        # As garbage, the writer may be collected in that thread.
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._area.close()
 
     def kill(self) -> None:
         self._abandoned = True
-        if self._process is not None:
-            self._process.kill()
+        process = self._process
+        if process is not None:
+            process.kill()
+        self._end()
+
+    def _end(self) -> None:
+        if self._thread is None:
+            self._area.close()
+        else:
+            self._jobs.put(None)
 
     def _run(self) -> None:
         while True:
@@ -173,13 +189,16 @@ class _Worker:
             try:
                 self._do(*job)
             except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # they hold the copies
                 save.error = error
             finally:
                 del job
                 save._done.set()
         self._stop_process()
+        self._area.close()
 
     def _do(self, save: Save, trees: list, marker: Any, remove: list[str]) -> None:
+        time.sleep(GRACE)
         start = time.perf_counter()
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
@@ -201,6 +220,8 @@ class _Worker:
     def _ask(self, job: dict, save: Save) -> dict:
         code: int | None = None
         for _ in range(2):
+            if self._abandoned:
+                break
             if self._process is not None and self._process.poll() is not None:
                 code = self._stop_process()
             if self._process is None:
@@ -215,20 +236,23 @@ class _Worker:
                 return pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError):
                 code = self._stop_process()
-            if self._abandoned:
-                break
+        for path, _ in [*job['files'], *filter(None, [job['marker']])]:
+            with contextlib.suppress(OSError):
+                os.remove(writer_process.temporary_of(path))
         raise WriterDied(f'the writing process ended with exit code {code}')
 
     def _stop_process(self) -> int | None:
         process, self._process = self._process, None
         if process is None:
             return None
-        for pipe in (process.stdin, process.stdout):
-            try:
-                if pipe is not None:
-                    pipe.close()
-            except OSError:
-                pass  # what it had not read is of no use now
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # Told so: that the pipe is closed it does not see while a forked loader has it open.
+        with contextlib.suppress(OSError):
+            pickle.dump(None, process.stdin)
+        with contextlib.suppress(OSError):  # it has died, and what it had not read is of no use
+            process.stdin.close()
+        process.stdout.close()
         return process.wait()
 
 

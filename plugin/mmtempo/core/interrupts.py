@@ -52,8 +52,15 @@ class Interrupts:
             return
         if self.requested is None:
             self.requested = signal.Signals(number)
+            if number == signal.SIGTERM and hasattr(signal, 'SIGCHLD'):
+                # Loaders that were terminated as well are no error; torch would raise one here.
+                signal.signal(signal.SIGCHLD, _ignore)
             self._on_request(self.requested)
         elif number == signal.SIGINT:
             self.restore()
             self._on_second()
             raise KeyboardInterrupt
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .device import SideStream
+from .device import WITHOUT_PINNING, SideStream
 from .staging import StagingArea
 
 # Nothing changes these, so that they need no copy.
@@ -21,6 +21,20 @@ ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtyp
 
 class TornError(RuntimeError):
     """A tensor was changed while it was being copied."""
+
+
+class Late:
+    """A value in a dict of a tree that nothing changes before the next fence, in no part of it.
+
+    It is gone through when the training goes on already, but for a device, whose copies the
+    training itself must start.
+
+    Args:
+        content: The value.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
 
 
 class Snapshot:
@@ -45,9 +59,10 @@ class Snapshot:
         self._staged.set()
         self._late: list[tuple[Tensor, Tensor]] = []
         self._versions: list[int] = []
+        self._freezer = _Freezer(area, defers=False)
+        self._needed = 0
         self._streams: dict[torch.device, SideStream] = {}
         self._events: list[tuple[SideStream, Any]] = []
-        self.bytes = 0
 
     @torch.no_grad()
     def take(self, trees: list[Any], late: Collection[int] = ()) -> list[Any]:
@@ -58,25 +73,32 @@ class Snapshot:
             late: Addresses (`data_ptr`) of tensors that nothing changes before the next fence.
                 Defaults to ().
         """
-        frozen, copies = self._freeze(trees)
-        if self._area.wanted > self._area.size:
-            self._area.reserve(self._area.wanted)
-            frozen, copies = self._freeze(trees)
-        self.bytes = self._area.wanted
-        by_device: dict[torch.device, list] = {}
-        for pair in copies:
-            by_device.setdefault(pair[1].device, []).append(pair)
+        defers = self._area.is_of_host
+        frozen = self._freeze(trees, defers)
+        if max(self._area.wanted, self._needed) > self._area.size:
+            self._freeze(trees, defers=False)  # how much room all of it takes
+            self._area.reserve(max(self._area.wanted, self._needed))
+            frozen = self._freeze(trees, defers)
+        by_device: dict[torch.device, tuple[list, list]] = {}
+        for is_late, target, source in self._freezer.take_copies():
+            is_late = is_late or source.data_ptr() in late
+            by_device.setdefault(source.device, ([], []))[is_late].append((target, source))
         self._late, self._events = [], []
-        for device, pairs in by_device.items():
-            first = [pair for pair in pairs if pair[1].data_ptr() not in late]
-            last = [pair for pair in pairs if pair[1].data_ptr() in late]
-            if device.type == 'cpu':
+        for device, (first, last) in by_device.items():
+            if device.type not in WITHOUT_PINNING:
+                stream = self._streams.get(device)
+                if stream is None:
+                    stream = self._streams[device] = SideStream(device)
+                stream.hold(stream.copy(first))
+                self._events.append((stream, stream.copy(last)))
+            elif device.type == 'cpu' and len(by_device) == 1:
                 _copy(first)
                 self._late = last
-                continue
-            stream = self._streams.setdefault(device, SideStream(device))
-            stream.hold(stream.copy(first))
-            self._events.append((stream, stream.copy(last)))
+            else:
+                # On the host beside a device: little, as Adam's counts of steps, and the fence
+                # must not wait for it. And what has no asynchronous copies, as MPS.
+                for target, source in first + last:
+                    target.copy_(source)
         self._versions = [source._version for _, source in self._late]
         self._staged.clear()
         return frozen
@@ -85,13 +107,18 @@ class Snapshot:
         """Copy what is late, or wait until the device has; in another thread than the training."""
         try:
             with torch.no_grad():
-                _copy(self._late)
-            if [source._version for _, source in self._late] != self._versions:
-                raise TornError('parameters were changed by the forward or backward pass')
+                found = [pair[1:] for pair in self._freezer.freeze_late()]
+                late = self._late + found
+                versions = self._versions + [source._version for _, source in found]
+                _copy(late)
+            self._needed = self._area.wanted
             for stream, event in self._events:
                 stream.wait(event)
+            if [source._version for _, source in late] != versions:
+                raise TornError('parameters were changed by the forward or backward pass')
         finally:
             self._late = []
+            self._freezer.clear()
             self._staged.set()
 
     def fence(self) -> float:
@@ -104,19 +131,21 @@ class Snapshot:
         self._staged.wait()
         return time.perf_counter() - start
 
-    def _freeze(self, trees: list[Any]) -> tuple[list[Any], list[tuple[Tensor, Tensor]]]:
+    def _freeze(self, trees: list[Any], defers: bool) -> list[Any]:
         self._area.clear()
-        freezer = _Freezer(self._area)
-        return [freezer.freeze(tree) for tree in trees], freezer.copies
+        self._freezer = _Freezer(self._area, defers)
+        return [self._freezer.freeze(tree) for tree in trees]
 
 
 class _Freezer:
     """Rebuilds containers, with a place in the area for each tensor; copies everything else."""
 
-    def __init__(self, area: StagingArea) -> None:
-        self._area = area
+    def __init__(self, area: StagingArea, defers: bool) -> None:
+        self._area, self._defers = area, defers
+        self._is_late = self._is_last = False
         self._seen: dict[tuple, Tensor] = {}
-        self.copies: list[tuple[Tensor, Tensor]] = []
+        self._parts: list[tuple[dict, Any, Late]] = []
+        self._copies: list[tuple[bool, Tensor, Tensor]] = []
 
     def freeze(self, value: Any) -> Any:
         kind = type(value)
@@ -125,27 +154,62 @@ class _Freezer:
         if kind is Tensor:
             return self._place(value)
         if kind is dict:
-            return {key: self.freeze(item) for key, item in value.items()}
+            return self._fill({}, value)
         if kind is list:
             return [self.freeze(item) for item in value]
         if kind is tuple:
             return tuple([self.freeze(item) for item in value])
         if kind is OrderedDict:
-            frozen = OrderedDict((key, self.freeze(item)) for key, item in value.items())
-            frozen.__dict__.update(copy.deepcopy(vars(value)))  # a state_dict's `_metadata`
-            return frozen
+            ordered: OrderedDict = self._fill(OrderedDict(), value)
+            self._fill(vars(ordered), vars(value))  # a state_dict's `_metadata`
+            return ordered
+        if kind is Late:
+            return self._freeze_now(value)
         return copy.deepcopy(value)
 
+    def _fill(self, frozen: Any, value: dict) -> Any:
+        for key, item in value.items():
+            if type(item) is Late and self._defers:
+                self._parts.append((frozen, key, item))
+                item = None  # its place, in this order
+            frozen[key] = self.freeze(item)
+        return frozen
+
+    def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
+        """What is to be copied: whether it is of a late part, target and source."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def freeze_late(self) -> list[tuple[bool, Tensor, Tensor]]:
+        """Go through what was left out; the copies that this takes."""
+        self._defers, self._is_last = False, True
+        for parent, key, part in self._parts:
+            parent[key] = self._freeze_now(part)
+        return self.take_copies()
+
+    def _freeze_now(self, part: Late) -> Any:
+        self._is_late = True
+        frozen = self.freeze(part.content)
+        self._is_late = False
+        return frozen
+
+    def clear(self) -> None:
+        """Let go of the training's tensors."""
+        self._seen, self._parts, self._copies = {}, [], []
+
     def _place(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.requires_grad:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay one, and one state in several files is copied once.
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         found = self._seen.get(key)
         if found is None:
-            found = self._seen[key] = self._area.like(tensor)
+            found = self._area.like(tensor)
+            if found is tensor and self._is_last:
+                found = torch.empty_like(tensor, device='cpu')  # there was more than before
+            self._seen[key] = found
             if tensor.numel():
-                self.copies.append((found, tensor))
+                self._copies.append((self._is_late, found, tensor))
         return found
 
 

@@ -33,7 +33,9 @@ class StagingArea:
             self._file, self._name = tempfile.mkstemp(prefix='mmtempo-')
         self._bytes: Any = None
         self._whole: torch.Tensor | None = None
+        self._is_pinned = False
         self._tensors: dict[tuple, torch.Tensor] = {}
+        self._before: dict[tuple, torch.Tensor] = {}
         self._used = 0
 
     @property
@@ -42,6 +44,11 @@ class StagingArea:
         if self._whole is None:
             return None
         return self._name or f'/proc/{os.getpid()}/fd/{self._file}', self.size
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether nothing but the host itself copies into it."""
+        return self._device.type == 'cpu'
 
     @property
     def size(self) -> int:
@@ -55,6 +62,8 @@ class StagingArea:
     def clear(self) -> None:
         """Begin again: what is asked for next lies where something else lay."""
         self._used = 0
+        # Those of one time are kept: where the layout changes each time, all would be too many.
+        self._before, self._tensors = self._tensors, {}
 
     def reserve(self, size: int) -> None:
         """Have room for so many bytes; tensors given out before are no longer shared."""
@@ -68,7 +77,7 @@ class StagingArea:
         os.ftruncate(self._file, size)
         self._bytes = mmap.mmap(self._file, size)
         self._whole = torch.frombuffer(self._bytes, dtype=torch.uint8)
-        pin_in_place(self._whole, self._device)
+        self._is_pinned = pin_in_place(self._whole, self._device)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Room for a copy of a tensor: of its shape and, where it has no gaps, its strides.
@@ -77,11 +86,10 @@ class StagingArea:
         """
         key = (self._used, tensor.shape, tensor.stride(), tensor.dtype)
         size = room(tensor)
-        found = self._tensors.get(key)
-        if self._used + size > self.size:
-            found = tensor
-        elif found is None:
-            found = self._tensors[key] = self._carve(tensor)
+        found = tensor
+        if self._used + size <= self.size:
+            known = self._before.get(key)
+            found = self._tensors[key] = self._carve(tensor) if known is None else known
         self._used += size
         return found
 
@@ -113,9 +121,10 @@ class StagingArea:
         return flat.view(tensor.dtype).as_strided(shape, strides)
 
     def _release(self) -> None:
-        if self._whole is not None:
+        if self._whole is not None and self._is_pinned:
             unpin(self._whole, self._device)
-        self._tensors.clear()
+            self._is_pinned = False
+        self._tensors, self._before = {}, {}
         # Tensors that somebody still holds keep the mapping alive; the memory is then freed.
         self._whole = self._bytes = None
 

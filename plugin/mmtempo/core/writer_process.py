@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -31,6 +32,8 @@ FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
 NICENESS = 10  # the training comes first
 PR_SET_PDEATHSIG = 1
+# Some file systems of networks and virtual machines cannot sync a folder.
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def temporary_of(path: str) -> str:
@@ -69,6 +72,9 @@ def sync_folder(path: str) -> None:
     folder = os.open(path or '.', os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
     finally:
         os.close(folder)
 
@@ -78,6 +84,12 @@ def replace_durably(path: str, write: Any) -> int:
 
     At any moment `path` is the old file or the new one, whole.
     """
+    size = _replace(path, write)
+    sync_folder(os.path.dirname(path))
+    return size
+
+
+def _replace(path: str, write: Any) -> int:
     temporary = temporary_of(path)
     try:
         with open(temporary, 'wb') as file:
@@ -90,7 +102,6 @@ def replace_durably(path: str, write: Any) -> int:
         with contextlib.suppress(OSError):  # it was not there, or the folder has gone
             os.remove(temporary)
         raise
-    sync_folder(os.path.dirname(path))
     return size
 
 
@@ -115,7 +126,9 @@ def do(job: dict, memory: memoryview | None) -> dict:
             written += replace_durably(path, write)
         if job['marker'] is not None:
             path, text = job['marker']
-            replace_durably(path, lambda file: file.write(text.encode()))
+            _replace(path, lambda file: file.write(text.encode()))
+            added.clear()  # it names them
+            sync_folder(os.path.dirname(path))
     except Exception as error:
         # All of a save is there, or nothing of it: a file that no other one names is lost anyway.
         for name in added:
@@ -151,12 +164,16 @@ def main() -> None:
     _die_with(int(sys.argv[1]))
     if hasattr(os, 'nice'):
         os.nice(NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the training decides when this ends
+        signal.signal(number, signal.SIG_IGN)
     area, memory = None, None
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
             job = pickle.load(jobs)
         except EOFError:
+            return
+        if job is None:
             return
         if job['area'] != area:
             area, memory = job['area'], _open(job['area'] and job['area'][0])

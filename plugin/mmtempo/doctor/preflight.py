@@ -33,10 +33,11 @@ from mmengine.registry import (
     DefaultScope,
     Registry,
 )
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from ..bev import BEVSegmentor
+from ..resume import newest_of
 from ..serialization import load_from_local
 from ..stack import OPS_COMMAND, has_compiled_ops, installed_versions
 
@@ -254,9 +255,7 @@ def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
     """A checkpoint of another model would be loaded in silence, as far as names agree."""
     path = cfg.get('load_from')
     if cfg.get('resume') and path is None:
-        if not osp.isfile(osp.join(cfg.work_dir, 'last_checkpoint')):
-            return
-        path = find_latest_checkpoint(cfg.work_dir)
+        path, _ = newest_of(cfg)
     if path is None or re.match(r'[\w+.-]+://', str(path)):
         return
     if isinstance(model, BaseTTAModel):

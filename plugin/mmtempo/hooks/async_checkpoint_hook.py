@@ -8,11 +8,12 @@ from typing import Any
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
+from mmengine.runner import Runner
 
 from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
-from .snapshot_fence import SnapshotFence
+from .snapshot_fence import SnapshotFence, change_weights_after
 from .stop_on_signal import StopOnSignal, counts_epochs
 
 INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
@@ -81,7 +82,7 @@ class AsyncCheckpointHook(CheckpointHook):
 
     def before_run(self, runner: Any) -> None:
         # Called twice: the fence takes a place before this hook while they are gone through.
-        if self._fence.join(runner):
+        if self._fence.join(runner) and isinstance(runner, Runner):  # others may save folders
             folder.mend_marker(runner, folder.resolved(runner, self._asked_dir))
 
     def before_train(self, runner: Any) -> None:
@@ -96,10 +97,19 @@ class AsyncCheckpointHook(CheckpointHook):
             return
         if is_main_process():
             folder.prepare(runner, self)
-        self._saving = CheckpointSaving(self, runner)
+        others = change_weights_after(self, runner)
+        if others:
+            runner.logger.info(
+                f'{", ".join(others)} may change weights right after they are saved: checkpoints '
+                'are copied before the training goes on.'
+            )
+        self._saving = CheckpointSaving(self, runner, overlaps=not others)
         self._fence.watch(runner)
         if self.save_on_signal:
             self._stop.begin(runner)
+
+    def before_train_epoch(self, runner: Any) -> None:
+        self._stop.before_epoch(runner)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -121,10 +131,12 @@ class AsyncCheckpointHook(CheckpointHook):
     def after_train(self, runner: Any) -> None:
         self._stop.end()
         if self._saving is not None:
-            self._saving.finish(is_last=True)
-            self._saving.close()
-            self._saving = None
             self._fence.unwatch()
+            saving, self._saving = self._saving, None
+            try:
+                saving.finish(is_last=True)
+            finally:
+                saving.close()
         super().after_train(runner)  # publishes what is durable now
 
     def _before_change(self) -> None:
@@ -139,9 +151,10 @@ class AsyncCheckpointHook(CheckpointHook):
         is_last = self.is_last_train_epoch if self.by_epoch else self.is_last_train_iter
         saving = self._saving
         if self.on_busy == 'skip' and saving is not None and saving.is_busy and not is_last(runner):
+            # With its name, or mmengine's logger takes it for one that was said before.
+            name = self.filename_tmpl.format((runner.epoch if self.by_epoch else runner.iter) + 1)
             runner.logger.warning(
-                'This checkpoint is skipped: the one before is still being written '
-                "(on_busy='skip')."
+                f"{name} is skipped: the save before is still being written (on_busy='skip')."
             )
             return
         super()._save_checkpoint(runner)

@@ -13,6 +13,8 @@ from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
 from mmengine.utils import get_git_hash
 
+from ..core.snapshot import Late
+
 
 def checkpoint_of(
     runner: Any,
@@ -70,19 +72,28 @@ def optimizers_of(runner: Any) -> list[torch.optim.Optimizer]:
 def changed_by_updates(runner: Any) -> set[int]:
     """Addresses of what only an update changes, not a forward pass: a snapshot may copy it late.
 
-    Parameters, their state in the optimizer, and their averages. Not the buffers, nor parameters
-    without an optimizer, which a model may update by itself (a momentum encoder).
+    Parameters and their averages. Not the buffers, nor parameters without a gradient, which a
+    model may update by itself (a momentum encoder).
     """
     tensors: list[torch.Tensor] = []
     for optimizer in optimizers_of(runner):
         for group in optimizer.param_groups:
-            tensors += group['params']
-        for state in optimizer.state.values():
-            tensors += [value for value in state.values() if torch.is_tensor(value)]
+            tensors += [parameter for parameter in group['params'] if parameter.requires_grad]
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
             tensors += hook.ema_model.parameters()
     return {tensor.data_ptr() for tensor in tensors}
+
+
+def mark_late(checkpoint: dict) -> None:
+    """Let a snapshot go through these late: only updates and schedules change the optimizer.
+
+    And nobody but `state_dict`, which has made it, knows of the `_metadata`.
+    """
+    of_model = getattr(checkpoint['state_dict'], '__dict__', {})
+    for values, key in ((checkpoint, 'optimizer'), (of_model, '_metadata')):
+        if key in values:
+            values[key] = Late(values[key])
 
 
 _texts: dict[str, str] = {}

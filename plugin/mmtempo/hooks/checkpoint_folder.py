@@ -54,9 +54,6 @@ def mend_marker(runner: Any, folder: str) -> None:
     if is_main_process():
         try:
             path, problems = newest_whole(runner.work_dir, [folder])
-        except ValueError as error:
-            outcome = [str(error)]
-        else:
             for problem in problems:
                 runner.logger.warning(f'Not resumed from: {problem}')
             marker = osp.join(runner.work_dir, MARKER)
@@ -65,6 +62,10 @@ def mend_marker(runner: Any, folder: str) -> None:
                 replace_durably(marker, lambda file: file.write(path.encode()))
             elif problems:
                 os.remove(marker)  # it is empty, and there is nothing it could name
+        except ValueError as error:
+            outcome = [str(error)]
+        except OSError as error:  # the other processes wait to hear of it
+            outcome = [f'{MARKER} in {runner.work_dir} cannot be mended: {error}']
     broadcast_object_list(outcome)
     if outcome[0] is not None:
         raise ValueError(outcome[0])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os.path as osp
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,7 @@ from mmengine.dist import is_main_process
 
 from ..core.durable_writer import DurableWriter, Save
 from ..core.snapshot import TornError
-from .checkpoint_content import changed_by_updates, checkpoint_of, unwrapped
+from .checkpoint_content import changed_by_updates, checkpoint_of, mark_late, unwrapped
 
 
 class CheckpointError(RuntimeError):
@@ -28,11 +29,11 @@ class DeferredRemovals:
     """
 
     def __init__(self, backend: Any) -> None:
-        self._backend = backend
+        self.backend = backend
         self._noted: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
         self._noted.append(path)
@@ -104,25 +105,40 @@ class _Batch:
         self.save: Save | None = None
         self.error: BaseException | None = None
 
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or (self.save is not None and self.save.is_done)
+
+    def failure(self) -> tuple[str, BaseException] | None:
+        """What went wrong, when it is done; None where nothing did."""
+        error = self.error if self.save is None else self.save.error
+        if error is None:
+            return None
+        names = ', '.join(osp.basename(path) for path, _ in self.files)
+        return f'saving {names} failed: {error}', error
+
 
 class CheckpointSaving:
     """The saves of one training, one at a time.
 
     Args:
-        hook: Whose files they are; its `file_backend` is replaced.
+        hook: Whose files they are; its `file_backend` is replaced until `close`.
         runner: The training.
+        overlaps: Whether parameters may be copied until the next fence. Defaults to True.
     """
 
-    def __init__(self, hook: Any, runner: Any) -> None:
-        self._hook, self._runner = hook, runner
+    def __init__(self, hook: Any, runner: Any, overlaps: bool = True) -> None:
+        self._hook, self._runner, self._overlaps = hook, runner, overlaps
         hook.file_backend = self._files = DeferredRemovals(hook.file_backend)
         self._writer: DurableWriter | None = None
         if is_main_process():
             parameter = next(unwrapped(runner.model).parameters(), torch.empty(0))
             self._writer = DurableWriter(parameter.device)
-        self._overlaps = True
         self._open: _Batch | None = None
-        self._running: _Batch | None = None
+        self._running: list[_Batch] = []  # one at most
+        self._failed: CheckpointError | None = None
+        # Of a training that ended with an error nobody asks any more.
+        self._end = weakref.finalize(self, _tell, self._writer, self._running, runner.logger)
 
     @property
     def is_busy(self) -> bool:
@@ -164,55 +180,75 @@ class CheckpointSaving:
 
     def settle(self, is_last: bool = False) -> None:
         """Report a save that has ended, once."""
-        batch = self._running
-        if batch is None or not (batch.error or batch.save is None or batch.save.is_done):
+        if not self._running or not self._running[0].is_done:
             return
-        self._running = None
-        save, error = batch.save, batch.error
-        if save is not None:
-            error = save.error
-            for line in describe(save, batch.waited):
+        batch = self._running.pop()
+        self._failed = None
+        if batch.save is not None:
+            for line in describe(batch.save, batch.waited):
                 self._runner.logger.info(line)
-        if error is None:
+        failure = batch.failure()
+        if failure is None:
             return
         batch.books.put_back()
-        names = ', '.join(osp.basename(path) for path, _ in batch.files)
-        message = f'saving {names} failed: {error}'
+        message, error = failure
         if isinstance(error, TornError):
             self._overlaps = False
             message += '; from now on checkpoints are copied before the training goes on'
+        message += '. The files before it are untouched'
         if is_last or self._hook.on_error == 'raise':
-            raise CheckpointError(f'{message}. The files before it are untouched') from error
+            raise CheckpointError(message) from error
+        self._failed = CheckpointError(f'no save has succeeded since: {message}')
+        self._failed.__cause__ = error
         self._runner.logger.error(
-            f'{message}. The files before it are untouched; the next save is at its usual time '
-            "(on_error='raise' would stop here)."
+            f"{message}; the next save is at its usual time (on_error='raise' would stop here)."
         )
 
     def finish(self, is_last: bool = False) -> float:
         """Until what is on its way is durable, and reported; the seconds it took."""
         waited = 0.0 if self._writer is None else self._writer.wait()
         self.settle(is_last)
+        if is_last and self._failed is not None:  # it was seen while there might have been more
+            raise self._failed
         return waited
 
     def close(self) -> None:
+        self._end.detach()
+        self._hook.file_backend = self._files.backend
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def abandon(self) -> None:
         """Leave at once, whatever is on its way."""
+        self._end.detach()
         if self._writer is not None:
             self._writer.abandon()
 
     def _submit(self, batch: _Batch) -> None:
         assert self._writer is not None
-        self._running = batch
-        late = changed_by_updates(self._runner) if self._overlaps else ()
+        self._running.append(batch)
+        written = {path for path, _ in batch.files}
+        remove = [path for path in self._files.take() if path not in written]
+        late: Collection[int] = ()
+        if self._overlaps:
+            late = changed_by_updates(self._runner)
+            for _, checkpoint in batch.files:
+                mark_late(checkpoint)
         try:
-            batch.save = self._writer.save(batch.files, batch.marker, self._files.take(), late)
+            batch.save = self._writer.save(batch.files, batch.marker, remove, late)
         except (OSError, MemoryError, RuntimeError) as error:
             batch.error = error  # no memory for the copy: as bad as no room on the disk
         batch.files = [(path, {}) for path, _ in batch.files]
+
+
+def _tell(writer: DurableWriter | None, running: list[_Batch], logger: Any) -> None:
+    """What is on its way becomes durable, or it is said that it did not."""
+    if writer is not None:
+        writer.close()
+    for failure in [batch.failure() for batch in running]:
+        if failure is not None:
+            logger.error(f'{failure[0]}.')
 
 
 def describe(save: Save, waited: float) -> Iterator[str]:

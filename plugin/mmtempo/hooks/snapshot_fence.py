@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 
 from .checkpoint_content import optimizers_of
 
-# Their hooks change no weights before the forward pass.
+# Their hooks change no weights, but for the averages of `EMAHook`.
 KNOWN = ('mmengine.', 'mmseg.', 'mmtempo.')
+SAVING = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')
 
 
 class SnapshotFence(Hook):
@@ -42,15 +43,13 @@ class SnapshotFence(Hook):
     def watch(self, runner: Any) -> None:
         """From now on, nobody changes parameters unseen."""
         self.unwatch()
-        self._is_early = False
-        for hook in runner.hooks:
-            stage = type(hook).before_train_iter
-            if stage is not Hook.before_train_iter and not stage.__module__.startswith(KNOWN):
-                self._is_early = True
-                runner.logger.info(
-                    f'{type(hook).__name__} may change weights before the forward pass: '
-                    'checkpoints are copied before it is called.'
-                )
+        early = [hook for hook in runner.hooks if may_change_weights(hook, 'before_train_iter')]
+        self._is_early = bool(early)
+        for hook in early:
+            runner.logger.info(
+                f'{type(hook).__name__} may change weights before the forward pass: '
+                'checkpoints are copied before it is called.'
+            )
         for optimizer in optimizers_of(runner):
             self._handles.append(
                 optimizer.register_step_pre_hook(lambda *args, **kwargs: self._fence())
@@ -71,4 +70,20 @@ class SnapshotFence(Hook):
         self._fence()
 
     after_train_iter = before_train_epoch = after_train_epoch = _pass
-    before_val = before_val_epoch = before_test_epoch = after_train = _pass
+    before_val = after_val = before_val_epoch = before_test_epoch = after_train = _pass
+
+
+def may_change_weights(hook: Hook, *stages: str) -> bool:
+    """Whether a hook does something at one of these stages that nobody knows."""
+    own = (getattr(type(hook), stage) for stage in stages)
+    return any(not stage.__module__.startswith(KNOWN) for stage in own)
+
+
+def change_weights_after(saver: Hook, runner: Any) -> list[str]:
+    """Hooks that are called after `saver` where it saves, and may change weights there."""
+    behind = runner.hooks[runner.hooks.index(saver) + 1 :]
+    return [
+        type(hook).__name__
+        for hook in behind
+        if isinstance(hook, EMAHook) or may_change_weights(hook, *SAVING)
+    ]

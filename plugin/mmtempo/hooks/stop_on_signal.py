@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from mmengine.hooks import EMAHook
 from mmengine.runner import EpochBasedTrainLoop
 
 from ..core.interrupts import Interrupts
+from .snapshot_fence import may_change_weights
 
 # Processes agree on the iteration to stop at; that often they ask each other.
 ASK_EVERY = 10
@@ -25,6 +29,7 @@ class StopOnSignal:
     ========================  ===================================================
     within an iteration       after it
     between two iterations    at once: while it waits for data, that may never come
+    before the first one      at once, and nothing is saved: nothing has changed
     within an evaluation      after its iteration; the averages are swapped back
     with several processes    after the next tenth iteration, all at the same
     ========================  ===================================================
@@ -39,6 +44,7 @@ class StopOnSignal:
         self._save, self._abandon = save, abandon
         self._interrupts: Interrupts | None = None
         self._runner: Any = lambda: None
+        self._start: tuple[int, int] | None = None
         self._rest: tuple[int, int] | None = None
         self._group: Any = None
 
@@ -46,6 +52,7 @@ class StopOnSignal:
         """Handle signals from now on."""
         self.end()
         self._runner = weakref.ref(runner)
+        self._start = (runner.epoch, runner.iter)
         if get_world_size() > 1 and torch.distributed.get_backend() != 'gloo':
             self._group = torch.distributed.new_group(backend='gloo')
         self._interrupts = Interrupts(self._on_request, self._abandon)
@@ -66,17 +73,24 @@ class StopOnSignal:
         """The state is whole here."""
         if self._interrupts is None:
             return
-        requested = self._interrupts.requested
         reached = (runner.epoch, runner.iter + 1)
-        if get_world_size() > 1:
-            requested = self._agreed(requested) if reached[1] % ASK_EVERY == 0 else None
         # The schedules have not seen the end of the epoch yet: see `after_epoch`.
         if is_end_of_epoch(runner, *reached):
-            self._rest = None
             return
+        self._rest = reached  # first: a signal that comes now is met at once
+        requested = self._interrupts.requested
+        if get_world_size() > 1:
+            requested = self._agreed(requested) if reached[1] % ASK_EVERY == 0 else None
         if requested is not None:
             self._stop(runner, requested, reached)
-        self._rest = reached
+
+    def before_epoch(self, runner: Any) -> None:
+        """The state is whole here, and the data loader may take long to begin."""
+        if self._interrupts is None:
+            return
+        self._rest = (runner.epoch, runner.iter)
+        if self._interrupts.requested is not None and get_world_size() == 1:
+            self._stop(runner, self._interrupts.requested, self._rest)
 
     def after_epoch(self, runner: Any) -> None:
         """The state is whole here, also for who counts epochs."""
@@ -92,6 +106,8 @@ class StopOnSignal:
         """It may take long, and is not needed to go on."""
         if self._interrupts is None or self._interrupts.requested is None or get_world_size() > 1:
             return
+        if any(may_change_weights(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
+            return  # what was changed for the evaluation is changed back at its end
         for hook in runner.hooks:
             if isinstance(hook, EMAHook):
                 hook.after_val_epoch(runner)
@@ -99,7 +115,7 @@ class StopOnSignal:
 
     def _on_request(self, number: signal.Signals) -> None:
         runner = self._runner()
-        if runner is None:  # a training that ended with an error
+        if runner is None or not is_training(runner):  # it has ended with an error
             self.end()
             signal.raise_signal(number)
             return
@@ -118,7 +134,8 @@ class StopOnSignal:
 
     def _stop(self, runner: Any, number: signal.Signals, reached: tuple[int, int]) -> None:
         self._rest = None
-        self._save(runner, *reached)
+        if reached != self._start:
+            self._save(runner, *reached)
         if get_world_size() > 1:
             barrier(self._group)
         self.end()
@@ -126,6 +143,15 @@ class StopOnSignal:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
+
+
+def is_training(runner: Any) -> bool:
+    """Whether the loop is among the callers; no hook is told of an error that ends it."""
+    run = inspect.unwrap(type(runner.train_loop).run).__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not run:
+        frame = frame.f_back
+    return frame is not None
 
 
 def counts_epochs(runner: Any) -> bool:

@@ -70,6 +70,9 @@ class SparseOptimWrapper(OptimWrapper):
         _check_interval(norm_interval)
         # Not super(): under SparseAmpOptimWrapper that demands a GPU.
         OptimWrapper.__init__(self, optimizer, accumulative_counts, clip_grad)
+        # mmengine builds them of ConfigDict, which looks up a key at ten times the cost: 1.6 ms a
+        # step of AdamW with 237 groups here. After a resume they are plain with stock as well.
+        optimizer.param_groups[:] = [dict(group) for group in optimizer.param_groups]
         self.norm_interval = norm_interval
         self._is_known = False  # whether deciding to skip waits
         self._buffers: list[Tensor] = []

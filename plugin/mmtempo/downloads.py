@@ -1,0 +1,89 @@
+"""Loads checkpoints that are named by a URL, or by a name of a model zoo, in torch's safe mode.
+
+mmengine's own loaders for these call `torch.load` with `weights_only=False`, on both stacks:
+whatever the other side sends runs here.
+"""
+
+from __future__ import annotations
+
+import os
+import os.path as osp
+from collections.abc import Callable
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlparse
+
+import torch
+from mmengine.dist import get_dist_info
+from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import (
+    get_deprecated_model_names,
+    get_external_models,
+    get_torchvision_models,
+)
+
+from .serialization import load_from_local
+
+ZOOS: dict[tuple[str, ...], Callable[[], dict[str, str]]] = {
+    ('torchvision://', 'modelzoo://'): get_torchvision_models,
+    ('openmmlab://', 'open-mmlab://'): get_external_models,
+}
+
+
+def load_from_http(filename: str, map_location: Any = None) -> Any:
+    """Download once into torch's cache, as stock does, and load that file safely.
+
+    Args:
+        filename: The URL.
+        map_location: As in `torch.load`. Defaults to None.
+    """
+    folder = osp.join(torch.hub.get_dir(), 'checkpoints')
+    path = osp.join(folder, osp.basename(urlparse(filename).path))
+    rank, world_size = get_dist_info()
+    if rank == 0:
+        _download(filename, path)
+    if world_size > 1:
+        torch.distributed.barrier()
+        _download(filename, path)  # on machines that do not share the cache
+    return load_from_local(path, map_location)
+
+
+def load_from_zoo(filename: str, map_location: Any = None) -> Any:
+    """Look a name up in mmengine's lists of models.
+
+    Args:
+        filename: Scheme and name.
+        map_location: As in `torch.load`. Defaults to None.
+    """
+    scheme, _, name = filename.partition('://')
+    urls = next(find for schemes, find in ZOOS.items() if f'{scheme}://' in schemes)()
+    name = get_deprecated_model_names().get(name, name)
+    if name not in urls:
+        raise ValueError(f'checkpoint {filename}: {scheme} has no model {name!r}')
+    url = urls[name]
+    if urlparse(url).scheme in ('http', 'https'):
+        return load_from_http(url, map_location)
+    # A few are files that the user has put there.
+    cache = osp.join(os.environ.get('XDG_CACHE_HOME', '~/.cache'), 'mmengine')
+    home = osp.expanduser(os.environ.get('MMENGINE_HOME', cache))
+    return load_from_local(osp.join(home, url), map_location)
+
+
+def register_safe_downloads() -> None:
+    """Let URLs and names of models go through these loaders."""
+    CheckpointLoader.register_scheme(('http://', 'https://'), load_from_http, force=True)
+    for schemes in ZOOS:
+        CheckpointLoader.register_scheme(schemes, load_from_zoo, force=True)
+
+
+def _download(url: str, path: str) -> None:
+    if osp.exists(path):
+        return
+    os.makedirs(osp.dirname(path), exist_ok=True)
+    try:
+        torch.hub.download_url_to_file(url, path, progress=os.isatty(2))
+    except (URLError, OSError) as error:
+        raise OSError(
+            f'checkpoint {url} could not be downloaded: {error}; download it yourself, and name '
+            'the file instead'
+        ) from error

@@ -1,0 +1,197 @@
+"""Files that torch reads as its own, and damage that is found wherever it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmtempo.core import archive
+from mmtempo.core.archive import check_archive, records_of
+from mmtempo.core.snapshot import Snapshot
+from mmtempo.core.staging import StagingArea
+
+from .trees import History, same, tree, write
+
+
+def load(file: Any, **options: Any) -> Any:
+    return torch.load(file, weights_only=True, **options)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('mmap', [False, True])
+def test_loads_as_what_torch_saves(path: str, mmap: bool) -> None:
+    torch.save(tree(), path)
+    stock = load(path)
+    write(path, tree())
+    ours = load(path, mmap=mmap)
+    for loaded in (stock, ours):  # as state_dicts are saved
+        loaded['state_dict']['grad'].requires_grad_(False)
+    assert same(ours, stock)
+    assert ours['state_dict']._metadata == {'': {'version': 2}}
+    state = ours['state_dict']
+    assert state['tied'].data_ptr() == state['plain'].data_ptr()
+    for name in ('channels_last', 'transposed', 'one_long'):
+        assert state[name].stride() == stock['state_dict'][name].stride()
+
+
+def test_other_objects_are_pickled_as_torch_does(path: str) -> None:
+    given = dict(history=History(), parameter=torch.nn.Parameter(torch.ones(3)))
+    write(path, given)
+    loaded = torch.load(path, weights_only=False)
+    assert same(loaded, given)
+    assert loaded['parameter'].requires_grad
+
+
+def test_what_lies_elsewhere_goes_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one piece: `bytes` of a storage takes seconds for a megabyte."""
+    monkeypatch.setattr(torch.UntypedStorage, '__getitem__', lambda *_: pytest.fail('one by one'))
+    area = StagingArea()
+    outside = torch.arange(3, dtype=torch.int16)
+    records = dict(records_of([outside, outside.untyped_storage()], area))
+    assert records['data/0'] == bytes([0, 0, 1, 0, 2, 0])
+    assert 'data/1' not in records
+    area.close()
+
+
+def test_what_lies_in_the_area_stays_there() -> None:
+    area = StagingArea()
+    snapshot = Snapshot(area)
+    [frozen] = snapshot.take([[torch.ones(3), torch.ones(20), torch.empty(0)]])
+    records = records_of(frozen, area)
+    assert [name for name, _ in records] == [
+        'data.pkl', 'byteorder', 'data/0', 'data/1', 'data/2', 'version',
+    ]  # fmt: skip
+    assert [content for _, content in records[2:5]] == [(0, 12), (64, 80), b'']
+    area.close()
+
+
+def test_what_cannot_be_pickled_is_an_error() -> None:
+    area = StagingArea()
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        records_of(dict(function=lambda: None), area)
+    area.close()
+
+
+def small() -> dict[str, Any]:
+    return dict(a=torch.arange(6.0).view(2, 3), b=torch.tensor(True))
+
+
+@pytest.mark.parametrize('save', [write, lambda path, content: torch.save(content, path)])
+def test_every_flipped_byte_is_found_or_harmless(path: str, save: Any) -> None:
+    """Also those that Python's zip reader does not look at, and torch's does."""
+    save(path, small())
+    assert check_archive(path) is None
+    with open(path, 'rb') as file:
+        whole = file.read()
+    assert len(whole) < 4096
+    expected = load(io.BytesIO(whole))
+    table = whole.index(b'PK\1\2')
+    found = 0
+    for position in range(len(whole)):
+        # There, the latter makes folders of files.
+        for mask in (0xFF, 0x10) if position >= table else (0xFF,):
+            damaged = bytearray(whole)
+            damaged[position] ^= mask
+            with open(path, 'wb') as file:
+                file.write(damaged)
+            if check_archive(path) is None:
+                assert same(load(io.BytesIO(damaged)), expected), (position, mask)
+            else:
+                found += 1
+    assert found > len(whole) // 2
+
+
+@pytest.mark.parametrize('save', [write, lambda path, content: torch.save(content, path)])
+def test_truncation_is_found(path: str, save: Any) -> None:
+    save(path, tree())
+    with open(path, 'rb') as file:
+        whole = file.read()
+    for twentieth in range(20):
+        with open(path, 'wb') as file:
+            file.write(whole[: len(whole) * twentieth // 20])
+        problem = check_archive(path)
+        assert problem is not None
+        assert (problem == 'it is empty') is (twentieth == 0)
+        assert '\n' not in problem
+
+
+def test_says_what_is_wrong(path: str, tmp_path: Path) -> None:
+    assert check_archive(path) == 'FileNotFoundError: No such file or directory'
+    assert str(check_archive(str(tmp_path))).startswith('IsADirectoryError: ')
+    write(path, small())
+    with open(path, 'r+b') as file:
+        file.seek(file.read().index(torch.arange(6.0).numpy().tobytes()))
+        file.write(b'x')
+    assert check_archive(path) == 'the checksum of its record archive/data/0 is wrong'
+    with open(path, 'wb') as file:
+        file.write(b'no zip')
+    assert check_archive(path) == 'it is no complete zip file (File is not a zip file)'
+    with zipfile.ZipFile(path, 'w') as other:
+        other.writestr('a', 'b')
+    assert str(check_archive(path)).startswith('it is no complete zip file (')
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as other:
+        other.writestr('archive/data.pkl', 'b')
+    assert check_archive(path) == 'its record archive/data.pkl is no stored file'
+
+
+def test_a_missing_record_of_the_table_is_found(path: str) -> None:
+    """Two records of one name, as a flipped bit makes them: one of them has been lost."""
+    write(path, small())
+    with open(path, 'rb') as file:
+        whole = file.read()
+    at = whole.rindex(b'archive/data/0')
+    with open(path, 'wb') as file:
+        file.write(whole[:at] + b'archive/data/1' + whole[at + 14 :])
+    assert check_archive(path) == 'the checksum of its record archive/data/1 is wrong'
+
+
+def test_a_file_is_read_once_until_it_changes(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    original = archive._problem
+
+    def noting(file: Any) -> str | None:
+        read.append(file.name)
+        return original(file)
+
+    monkeypatch.setattr(archive, '_problem', noting)
+    monkeypatch.setattr(archive, 'CLOCK_TICK', -(10**12))  # as if it were old
+    write(path, small())
+    assert [check_archive(path) for _ in range(3)] == [None] * 3
+    assert read == [path]
+    os.utime(path, ns=(1, 1))
+    assert check_archive(path) is None
+    assert read == [path] * 2
+    with open(path, 'r+b') as file:
+        file.seek(file.read().index(torch.arange(6.0).numpy().tobytes()))
+        file.write(b'x')
+    for _ in range(2):  # what is broken is not remembered
+        assert check_archive(path) is not None
+    assert read == [path] * 4
+    write(path, tree())
+    assert check_archive(path) is None
+    assert read == [path] * 5
+
+
+def test_damage_within_a_tick_of_the_clock_is_found(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The times of a file are as coarse as 2 s; what was just written is not remembered."""
+    write(path, small())
+    same_times = os.stat(path)
+    monkeypatch.setattr(os, 'stat', lambda *args, **options: same_times)
+    assert check_archive(path) is None
+    with open(path, 'r+b') as file:
+        file.seek(100)
+        file.write(b'x')
+    assert check_archive(path) is not None

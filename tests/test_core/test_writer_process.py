@@ -1,0 +1,258 @@
+"""What is written, and in which order: at no moment is there less on the disk than before."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmtempo.core import writer_process
+from mmtempo.core.archive import check_archive
+from mmtempo.core.writer_process import (
+    ALIGNMENT,
+    TEMPORARY,
+    do,
+    replace_durably,
+    temporary_of,
+    write_archive,
+)
+
+RECORDS = [('data.pkl', b'pickled'), ('data/0', b'x' * 100), ('version', b'3\n')]
+
+
+def starts(path: Path | str) -> dict[str, int]:
+    """Where the content of each record begins."""
+    found = {}
+    with open(path, 'rb') as file, zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            file.seek(info.header_offset)
+            header = struct.unpack('<4s5H3L2H', file.read(30))
+            found[info.filename] = info.header_offset + 30 + header[-2] + header[-1]
+    return found
+
+
+def test_needs_nothing_but_the_standard_library() -> None:
+    """It is run without site packages."""
+    with open(writer_process.__file__) as file:
+        tree = ast.parse(file.read())
+    names = {
+        name.name if isinstance(node, ast.Import) else str(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in node.names
+    }
+    assert names <= {*sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize('limit', [zipfile.ZIP64_LIMIT, 1000])
+def test_records_are_aligned_also_large_ones(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above 2 GiB a header is longer; here above 1000 bytes."""
+    monkeypatch.setattr(zipfile, 'ZIP64_LIMIT', limit)
+    memory = memoryview(bytes(range(256)) * 40)
+    records: list[tuple[str, Any]] = [
+        ('data.pkl', b'pickled'),
+        *[(f'data/{size}', (size, size)) for size in (1, 63, 64, 65, 950, 960, 1000, 4096)],
+        ('data/none', b''),
+        ('version', b'3\n'),
+    ]
+    path = tmp_path / 'a.pth'
+    with open(path, 'wb') as file:
+        write_archive(file, records, memory)
+    places = starts(path)
+    assert {place % ALIGNMENT for place in places.values()} == {0}
+    with zipfile.ZipFile(path) as archive:
+        for name, content in records:
+            if isinstance(content, tuple):
+                content = bytes(memory[content[0] : content[0] + content[1]])
+            info = archive.getinfo(f'archive/{name}')
+            assert archive.read(info) == content
+            # Only where it is needed: torch's own reader takes it.
+            has_long_header = places[info.filename] - info.header_offset > 30 + 24 + 4 + 63
+            assert not has_long_header or len(content) * 1.05 > limit
+    reader = torch._C.PyTorchFileReader(str(path))
+    assert reader.get_record('data/4096') == bytes(memory[4096:8192])
+    assert reader.get_record_offset('data/4096') == places['archive/data/4096']
+
+
+class Disk:
+    """Notes what is done with it, in order; fails where it is told to."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.fails: dict[tuple[str, str], int] = {}
+        self._folder = folder
+        self._synced = os.fsync
+        for name in ('replace', 'remove'):
+            patch.setattr(os, name, self._noting(name, getattr(os, name)))
+        patch.setattr(os, 'fsync', self._fsync)
+        patch.setattr(writer_process.shutil, 'rmtree', lambda path: self._note('rmtree', path))
+
+    def _noting(self, name: str, original: Any) -> Any:
+        def noting(path: str, *more: Any) -> None:
+            self._note(name, more[0] if more else path)
+            original(path, *more)
+
+        return noting
+
+    def _fsync(self, file: int) -> None:
+        self._note('fsync', os.readlink(f'/proc/self/fd/{file}'))
+        self._synced(file)
+
+    def _note(self, name: str, path: str) -> None:
+        shown = os.path.relpath(path, self._folder)
+        self.done.append((name, shown))
+        number = self.fails.get((name, shown))
+        if number is not None:
+            raise OSError(number, os.strerror(number), path)
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self._folder))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
+    return Disk(monkeypatch, tmp_path)
+
+
+def tmp(name: str) -> str:
+    return f'.{name}{TEMPORARY}'
+
+
+def job(folder: Path, **changes: Any) -> dict:
+    files = [(str(folder / name), RECORDS) for name in ('best', 'step')]
+    marker = (str(folder / 'marker'), 'step')
+    return {**dict(area=None, files=files, marker=marker, remove=[str(folder / 'old')]), **changes}
+
+
+def test_each_is_durable_before_the_next_begins(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / 'old').write_text('old')
+    answer = do(job(tmp_path), None)
+    expected = []
+    for name in ('best', 'step', 'marker'):
+        expected += [('fsync', tmp(name)), ('replace', name), ('fsync', '.')]
+    assert disk.done == [*expected, ('remove', 'old')]
+    assert (answer['error'], answer['kept']) == (None, [])
+    assert answer['written'] == 2 * os.path.getsize(tmp_path / 'best')
+    assert disk.names() == ['best', 'marker', 'step']
+    assert (tmp_path / 'marker').read_text() == 'step'
+
+
+@pytest.mark.parametrize(
+    'write', [lambda file: write_archive(file, RECORDS, None), lambda file: file.write(b'marker')]
+)
+def test_what_is_synced_is_complete(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still in a buffer of Python's would be synced too late."""
+    sizes = []
+    monkeypatch.setattr(os, 'fsync', lambda file: sizes.append(os.fstat(file).st_size))
+    size = replace_durably(str(tmp_path / 'a'), write)
+    assert size == os.path.getsize(tmp_path / 'a') == sizes[0]
+
+
+@pytest.mark.parametrize(
+    'step', [('fsync', tmp('step')), ('replace', 'step'), ('fsync', tmp('marker'))]
+)
+def test_all_of_a_save_or_nothing(step: tuple, disk: Disk, tmp_path: Path) -> None:
+    for name in ('old', 'marker'):
+        (tmp_path / name).write_text('old')
+    disk.fails[step] = errno.ENOSPC
+    answer = do(job(tmp_path), None)
+    path = str(tmp_path / step[1].removeprefix('.').removesuffix(TEMPORARY))
+    assert answer['error'] == ('OSError', errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    assert disk.names() == ['marker', 'old']
+    assert (tmp_path / 'marker').read_text() == 'old'
+
+
+def test_a_file_that_was_there_stays(disk: Disk, tmp_path: Path) -> None:
+    for name in ('best', 'step'):
+        (tmp_path / name).write_text('old')
+    disk.fails['fsync', tmp('step')] = errno.EIO
+    assert do(job(tmp_path), None)['error'][1] == errno.EIO
+    assert check_archive(str(tmp_path / 'best')) is None
+    assert (tmp_path / 'step').read_text() == 'old'
+    assert disk.names() == ['best', 'step']
+
+
+def test_what_the_marker_names_stays(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is not known whether the marker is durable."""
+    (tmp_path / 'old').write_text('old')
+    original = writer_process.sync_folder
+
+    def sync_folder(path: str) -> None:
+        if ('replace', 'marker') in disk.done:
+            raise OSError(errno.EIO, 'broken')
+        original(path)
+
+    monkeypatch.setattr(writer_process, 'sync_folder', sync_folder)
+    answer = do(job(tmp_path), None)
+    assert answer['error'] == ('OSError', errno.EIO, 'broken', str(tmp_path / 'marker'))
+    assert disk.names() == ['best', 'marker', 'old', 'step']
+
+
+@pytest.mark.parametrize('number', [errno.EINVAL, errno.ENOTSUP])
+def test_where_folders_cannot_be_synced(number: int, disk: Disk, tmp_path: Path) -> None:
+    disk.fails['fsync', '.'] = number
+    assert do(job(tmp_path), None)['error'] is None
+    assert disk.names() == ['best', 'marker', 'step']
+
+
+def test_a_folder_that_cannot_be_synced_is_closed(disk: Disk, tmp_path: Path) -> None:
+    before = len(os.listdir('/proc/self/fd'))
+    disk.fails['fsync', '.'] = errno.EIO
+    assert do(job(tmp_path), None)['error'][1] == errno.EIO
+    assert len(os.listdir('/proc/self/fd')) == before
+    assert disk.names() == []
+
+
+def test_a_failure_without_a_number_is_told_as_well(tmp_path: Path) -> None:
+    files = [(str(tmp_path / 'a'), [('data.pkl', (0, 5))])]
+    name, number, _, path = do(job(tmp_path, files=files), None)['error']
+    assert (name, number, path) == ('AssertionError', None, str(tmp_path / 'a'))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_has_gone(tmp_path: Path) -> None:
+    answer = do(job(tmp_path / 'gone'), None)
+    assert answer['error'][:2] == ('FileNotFoundError', errno.ENOENT)
+
+
+def test_what_cannot_be_removed_is_told(disk: Disk, tmp_path: Path) -> None:
+    for name in ('old', 'older'):
+        (tmp_path / name).write_text('old')
+    (tmp_path / 'folder').mkdir()
+    disk.fails['remove', 'old'] = errno.EACCES
+    remove = [str(tmp_path / name) for name in ('old', 'not there', 'older', 'folder')]
+    answer = do(job(tmp_path, remove=remove), None)
+    assert answer['error'] is None
+    assert answer['kept'] == [(remove[0], os.strerror(errno.EACCES))]
+    assert disk.done[-3:] == [('remove', 'old'), ('remove', 'older'), ('rmtree', 'folder')]
+    assert disk.names() == ['best', 'folder', 'marker', 'old', 'step']
+
+
+def test_without_a_marker(disk: Disk, tmp_path: Path) -> None:
+    assert do(job(tmp_path, marker=None), None)['error'] is None
+    assert disk.names() == ['best', 'step']
+
+
+def test_a_link_that_leads_nowhere_is_replaced(tmp_path: Path) -> None:
+    os.symlink('nowhere', tmp_path / 'a')
+    replace_durably(str(tmp_path / 'a'), lambda file: file.write(b'x'))
+    assert (tmp_path / 'a').read_text() == 'x'
+
+
+def test_names_of_temporaries() -> None:
+    assert temporary_of('/a/b.pth') == '/a/.b.pth.mmtempo-tmp'
+    assert temporary_of('b.pth') == '.b.pth.mmtempo-tmp'

@@ -1,0 +1,57 @@
+"""The writing process, slower, and killed before its n-th step on the disk.
+
+Run in place of `core/writer_process.py`; `saving.with_writer` says it all through environment
+variables: WRITER_FILE is the path of that one, WRITER_STEPS a file that gets the names of the
+steps, WRITER_KILLED the numbers of the steps (from 1, whichever process gets there),
+WRITER_TAKES_ALL whether the training is killed too, WRITER_DELAY seconds before each step.
+"""
+
+import builtins
+import os
+import runpy
+import signal
+import sys
+import time
+import zipfile
+
+KILLED = [int(number) for number in os.environ['WRITER_KILLED'].split()]
+
+
+def step(name):
+    time.sleep(float(os.environ['WRITER_DELAY']))
+    with plain_open(os.environ['WRITER_STEPS'], 'a+') as file:
+        file.write(f'{name}\n')
+        file.seek(0)
+        number = len(file.readlines())
+    if number in KILLED:
+        if os.environ['WRITER_TAKES_ALL'] == 'True':
+            os.kill(int(sys.argv[1]), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner, name):
+    original = getattr(owner, name)
+
+    def stepping(first, *args, **kwargs):
+        target = first if isinstance(first, str) else ''
+        step(f'{name} {os.path.basename(target)}')
+        return original(first, *args, **kwargs)
+
+    setattr(owner, name, stepping)
+
+
+plain_open = builtins.open
+before(os, 'replace')
+before(os, 'fsync')
+before(os, 'remove')
+before(zipfile.ZipFile, '_write_end_record')
+
+
+def opening(path, mode='r', *args, **kwargs):
+    if 'w' in mode:
+        step(f'open {os.path.basename(path)}')
+    return plain_open(path, mode, *args, **kwargs)
+
+
+builtins.open = opening
+runpy.run_path(os.environ['WRITER_FILE'], run_name='__main__')
