@@ -6,8 +6,10 @@ whatever the other side sends runs here.
 
 from __future__ import annotations
 
+import io
 import os
 import os.path as osp
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 from urllib.error import URLError
@@ -15,14 +17,16 @@ from urllib.parse import urlparse
 
 import torch
 from mmengine.dist import get_dist_info
+from mmengine.fileio import get_file_backend
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import (
     get_deprecated_model_names,
     get_external_models,
+    get_mmcls_models,
     get_torchvision_models,
 )
 
-from .serialization import load_from_local
+from .serialization import load_from_local, load_safely
 
 ZOOS: dict[tuple[str, ...], Callable[[], dict[str, str]]] = {
     ('torchvision://', 'modelzoo://'): get_torchvision_models,
@@ -69,9 +73,41 @@ def load_from_zoo(filename: str, map_location: Any = None) -> Any:
     return load_from_local(osp.join(home, url), map_location)
 
 
+def load_from_mmcls(filename: str, map_location: Any = None) -> Any:
+    """The backbone of a model of mmcls.
+
+    Args:
+        filename: Scheme and name.
+        map_location: As in `torch.load`. Defaults to None.
+    """
+    checkpoint = load_from_http(get_mmcls_models()[filename.partition('://')[2]], map_location)
+    state = checkpoint.get('state_dict', checkpoint)
+    prefix = 'backbone.'
+    return dict(
+        state_dict=OrderedDict(
+            (key[len(prefix) :], value) for key, value in state.items() if key.startswith(prefix)
+        )
+    )
+
+
+def load_from_store(filename: str, map_location: Any = None) -> Any:
+    """A file of an object store, through mmengine's backend.
+
+    Args:
+        filename: The URL.
+        map_location: As in `torch.load`. Defaults to None.
+    """
+    backend = get_file_backend(filename, backend_args={'backend': 'petrel'})
+    with io.BytesIO(backend.get(filename)) as file:
+        return load_safely(file, filename, map_location)
+
+
 def register_safe_downloads() -> None:
     """Let URLs and names of models go through these loaders."""
     CheckpointLoader.register_scheme(('http://', 'https://'), load_from_http, force=True)
+    CheckpointLoader.register_scheme('mmcls://', load_from_mmcls, force=True)
+    stores = [r'(\S+\:)?s3://', r'(\S+\:)?petrel://']
+    CheckpointLoader.register_scheme(stores, load_from_store, force=True)
     for schemes in ZOOS:
         CheckpointLoader.register_scheme(schemes, load_from_zoo, force=True)
 

@@ -229,7 +229,7 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     cfg.load_from = None
     newest, problems = newest_of(cfg)
     if problems and newest is not None:
-        _say_once('\n'.join(f'--resume: not {problem}' for problem in problems))
+        _say_once('\n'.join(f'--resume: not from this: {problem}' for problem in problems))
         _say_once(f'--resume: {newest} is whole, and the newest of those')
         cfg.load_from = newest
 
@@ -368,7 +368,7 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         print(f'\n{name}: terminated{how_to_go_on(prepared)}', file=sys.stderr)
         return TERMINATED
     except CheckpointError as error:
-        print(f'\n{name}: error: {error}', file=sys.stderr)
+        print(f'\n{name}: error: {error}{how_to_go_on(prepared)}', file=sys.stderr)
         return 1
     except LaunchError as error:
         print(f'{name}: error: {error}', file=sys.stderr)

@@ -37,6 +37,9 @@ def newest_whole(work_dir: str, folders: Iterable[str] = ()) -> tuple[str | None
     if osp.isfile(marker):
         with open(marker, encoding='utf-8', errors='replace') as file:
             named = file.read().strip()
+        # A folder, as DeepSpeed saves, or a file elsewhere: not ours to judge.
+        if osp.isdir(named) or '://' in named:
+            return named, []
         reason = _reason(named, marker)
         if reason is None:
             return named, []

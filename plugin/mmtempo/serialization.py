@@ -10,6 +10,7 @@ file contains and refuses the rest.
 
 from __future__ import annotations
 
+import os
 import os.path as osp
 from typing import Any
 
@@ -77,7 +78,7 @@ def load_from_local(filename: str, map_location: Any, check: bool = True, **kwar
             f'checkpoint {path} is broken: {broken}\nUse another one; --resume without a path '
             'takes the newest that is whole'
         )
-    return _load_safely(path, path, map_location, **kwargs)
+    return load_safely(path, path, map_location, **kwargs)
 
 
 def _is_zip(path: str) -> bool:
@@ -85,8 +86,18 @@ def _is_zip(path: str) -> bool:
         return file.read(4) == b'PK\x03\x04'
 
 
-def _load_safely(file: Any, name: str, map_location: Any, **kwargs: Any) -> Any:
+def load_safely(file: Any, name: str, map_location: Any, **kwargs: Any) -> Any:
+    """`torch.load`, in safe mode.
+
+    Args:
+        file: Path, or a file that is open.
+        name: What to call it in an error.
+        map_location: As in `torch.load`.
+        kwargs: More for `torch.load`.
+    """
     _allow()  # each time: onedl's own loader takes them off the list again
+    if not os.environ.get('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'):
+        kwargs['weights_only'] = True  # before torch 2.6 it is not the default
     try:
         return torch.load(file, map_location=map_location, **kwargs)
     except Exception as error:

@@ -38,7 +38,16 @@ def test_only_ours_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(str(tmp_path)) == []
 
 
-def test_what_cannot_be_removed_is_no_reason_to_stop(tmp_path: Path) -> None:
-    (tmp_path / '.a.mmtempo-tmp').mkdir()
-    (tmp_path / '.b.mmtempo-tmp').touch()
+def test_what_cannot_be_removed_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / '.a.mmtempo-tmp').touch()
+    (tmp_path / '.b.mmtempo-tmp').mkdir()  # DeepSpeed saves folders
+    (tmp_path / '.b.mmtempo-tmp/part').touch()
+
+    def remove(path: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, 'remove', remove)
     assert remove_leftovers(str(tmp_path)) == ['.b.mmtempo-tmp']
+    assert os.listdir(tmp_path) == ['.a.mmtempo-tmp']

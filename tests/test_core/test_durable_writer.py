@@ -85,7 +85,6 @@ def test_files_marker_and_removals(writer: DurableWriter, tmp_path: Path) -> Non
     assert same(load(tmp_path / 'best.pth'), dict(best=expected['state_dict']['plain']))
     sizes = [os.path.getsize(tmp_path / name) for name in ('a.pth', 'best.pth')]
     assert done.written == sum(sizes)
-    assert done.taken > 0
     assert done.seconds > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections import Counter, OrderedDict
@@ -354,3 +355,21 @@ def test_late_parts_of_a_device_are_gone_through_at_once(asked: list) -> None:
     snapshot.finish()
     snapshot.fence()
     area.close()
+
+
+@pytest.mark.parametrize('fenced', [False, True])
+@pytest.mark.parametrize('changed', [False, True])
+def test_on_a_device_too_what_a_forward_pass_changes_is_noticed(
+    area: StagingArea, asked: list, changed: bool, fenced: bool
+) -> None:
+    """What is changed behind the fence is not: the device makes it wait."""
+    snapshot = Snapshot(area)
+    weight = on('cuda:0', 1)
+    snapshot.take([[weight]], addresses(weight))
+    if changed:
+        weight.add_(1)
+    if fenced:
+        snapshot.fence()
+        weight.add_(1)
+    with pytest.raises(TornError) if changed else contextlib.nullcontext():
+        snapshot.finish()

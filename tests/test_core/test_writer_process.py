@@ -140,7 +140,7 @@ def test_each_is_durable_before_the_next_begins(disk: Disk, tmp_path: Path) -> N
     expected = []
     for name in ('best', 'step', 'marker'):
         expected += [('fsync', tmp(name)), ('replace', name), ('fsync', '.')]
-    assert disk.done == [*expected, ('remove', 'old')]
+    assert disk.done == [*expected, ('replace', tmp('old')), ('remove', tmp('old'))]
     assert (answer['error'], answer['kept']) == (None, [])
     assert answer['written'] == 2 * os.path.getsize(tmp_path / 'best')
     assert disk.names() == ['best', 'marker', 'step']
@@ -233,13 +233,17 @@ def test_what_cannot_be_removed_is_told(disk: Disk, tmp_path: Path) -> None:
     for name in ('old', 'older'):
         (tmp_path / name).write_text('old')
     (tmp_path / 'folder').mkdir()
-    disk.fails['remove', 'old'] = errno.EACCES
+    disk.fails['remove', tmp('old')] = errno.EACCES
     remove = [str(tmp_path / name) for name in ('old', 'not there', 'older', 'folder')]
     answer = do(job(tmp_path, remove=remove), None)
     assert answer['error'] is None
     assert answer['kept'] == [(remove[0], os.strerror(errno.EACCES))]
-    assert disk.done[-3:] == [('remove', 'old'), ('remove', 'older'), ('rmtree', 'folder')]
-    assert disk.names() == ['best', 'folder', 'marker', 'old', 'step']
+    assert disk.done[-6:] == [
+        (step, tmp(name))
+        for name, last in (('old', 'remove'), ('older', 'remove'), ('folder', 'rmtree'))
+        for step in ('replace', last)
+    ]
+    assert disk.names() == sorted([tmp('folder'), tmp('old'), 'best', 'marker', 'step'])
 
 
 def test_without_a_marker(disk: Disk, tmp_path: Path) -> None:

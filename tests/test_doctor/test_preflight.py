@@ -135,7 +135,7 @@ def test_empty_stock_data_set(tiny_cfg: Config, tmp_path: Path) -> None:
 
 
 def save(path: Path, state: dict) -> str:
-    torch.save(dict(state_dict=state, meta={}), path)
+    torch.save(dict(state_dict=state, meta=dict(iter=1), message_hub={}), path)
     return str(path)
 
 

@@ -209,7 +209,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     def late_take(self: Snapshot, *args: Any, **kwargs: Any) -> Any:
         reached.clear()
         trees = take(self, *args, **kwargs)
-        counts.append(len(self._late))
+        counts.append(len(self._versions))
         return trees
 
     def late_finish(self: Snapshot) -> None:

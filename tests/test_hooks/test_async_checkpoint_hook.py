@@ -159,25 +159,23 @@ def seen_before_the_end(runner: Runner) -> None:
 
 @pytest.mark.usefixtures('slow_writer')
 @pytest.mark.parametrize(
-    ('todo', 'says', 'errors'),
+    ('todo', 'says'),
     [
-        ({12: obstruct('iter_12.pth')}, 'Is a directory', 0),
+        ({12: obstruct('iter_12.pth')}, 'Is a directory'),
         (
             {12: obstruct('iter_12.pth'), 'after_train_epoch': seen_before_the_end},
             'Is a directory',
-            1,
         ),
-        ({12: no_memory}, 'no room for the copy', 1),
+        ({12: no_memory}, 'no room for the copy'),
     ],
     ids=['at the end', 'before the end', 'at once'],
 )
-def test_the_last_save_must_succeed(todo: dict, says: str, errors: int, tmp_path: Path) -> None:
+def test_the_last_save_must_succeed(todo: dict, says: str, tmp_path: Path) -> None:
     runner = build(OURS, tmp_path, interval=5)
     runner.register_hook(At(todo))
     with pytest.raises(CheckpointError, match=f'saving iter_12.pth failed: .*{says}'):
         runner.train()
-    # Until then there might have been another.
-    assert logged_lines(runner, 'ERROR').count('iter_12.pth failed') == errors
+    assert 'iter_12.pth failed' not in logged_lines(runner, 'ERROR')  # it is told once
     assert (tmp_path / 'work/last_checkpoint').read_text().endswith('iter_10.pth')
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 
-from .writer_process import TEMPORARY
+from .writer_process import TEMPORARY, remove
 
 
 def shortage(folder: str, size: int, files: int) -> int:
@@ -24,6 +24,6 @@ def remove_leftovers(folder: str) -> list[str]:
     for name in sorted(os.listdir(folder)):
         if name.startswith('.') and name.endswith(TEMPORARY):
             with contextlib.suppress(OSError):  # somebody else's
-                os.remove(os.path.join(folder, name))
+                remove(os.path.join(folder, name))
                 removed.append(name)
     return removed

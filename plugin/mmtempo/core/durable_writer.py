@@ -37,7 +37,7 @@ class Save:
 
     Attributes:
         paths: The files, in the order they are written.
-        taken: Seconds that the training spent on starting it.
+        taken: Seconds that the training spent on starting it, as its owner has found.
         fenced: Seconds that the training waited until its state was copied.
         staged: Seconds until its state was copied.
         written: Bytes of the files.
@@ -111,12 +111,10 @@ class DurableWriter:
         if not self._end.alive:
             raise RuntimeError('the writer is closed')
         self.wait()
-        start = time.perf_counter()
         save = Save([path for path, _ in files])
         trees = self._snapshot.take([tree for _, tree in files], late)
         self._worker.give(save, trees, marker, list(remove))
         self._last = save
-        save.taken = time.perf_counter() - start
         return save
 
     def fence(self) -> None:

@@ -58,8 +58,10 @@ class Snapshot:
         self._staged = threading.Event()
         self._staged.set()
         self._late: list[tuple[Tensor, Tensor]] = []
-        self._versions: list[int] = []
-        self._freezer = _Freezer(area, defers=False)
+        self._versions: list[tuple[Tensor, int]] = []
+        self._torn: bool | None = None  # not known yet
+        self._lock = threading.Lock()
+        self._freezer = _Freezer(area, (), defers=False)
         self._needed = 0
         self._streams: dict[torch.device, SideStream] = {}
         self._events: list[tuple[SideStream, Any]] = []
@@ -74,16 +76,16 @@ class Snapshot:
                 Defaults to ().
         """
         defers = self._area.is_of_host
-        frozen = self._freeze(trees, defers)
+        frozen = self._freeze(trees, late, defers)
         if max(self._area.wanted, self._needed) > self._area.size:
-            self._freeze(trees, defers=False)  # how much room all of it takes
+            self._freeze(trees, late, defers=False)  # how much room all of it takes
             self._area.reserve(max(self._area.wanted, self._needed))
-            frozen = self._freeze(trees, defers)
+            frozen = self._freeze(trees, late, defers)
         by_device: dict[torch.device, tuple[list, list]] = {}
         for is_late, target, source in self._freezer.take_copies():
-            is_late = is_late or source.data_ptr() in late
             by_device.setdefault(source.device, ([], []))[is_late].append((target, source))
         self._late, self._events = [], []
+        put_off = self._freezer.tensors_put_off()
         for device, (first, last) in by_device.items():
             if device.type not in WITHOUT_PINNING:
                 stream = self._streams.get(device)
@@ -91,15 +93,18 @@ class Snapshot:
                     stream = self._streams[device] = SideStream(device)
                 stream.hold(stream.copy(first))
                 self._events.append((stream, stream.copy(last)))
+                put_off += [source for _, source in last]
             elif device.type == 'cpu' and len(by_device) == 1:
                 _copy(first)
                 self._late = last
+                put_off += [source for _, source in last]
             else:
                 # On the host beside a device: little, as Adam's counts of steps, and the fence
                 # must not wait for it. And what has no asynchronous copies, as MPS.
                 for target, source in first + last:
                     target.copy_(source)
-        self._versions = [source._version for _, source in self._late]
+        self._versions = [(tensor, tensor._version) for tensor in put_off]
+        self._torn = None
         self._staged.clear()
         return frozen
 
@@ -107,44 +112,51 @@ class Snapshot:
         """Copy what is late, or wait until the device has; in another thread than the training."""
         try:
             with torch.no_grad():
-                found = [pair[1:] for pair in self._freezer.freeze_late()]
-                late = self._late + found
-                versions = self._versions + [source._version for _, source in found]
-                _copy(late)
+                _copy(self._late + [pair[1:] for pair in self._freezer.freeze_late()])
             self._needed = self._area.wanted
             for stream, event in self._events:
                 stream.wait(event)
-            if [source._version for _, source in late] != versions:
+            if self._is_torn():
                 raise TornError('parameters were changed by the forward or backward pass')
         finally:
-            self._late = []
+            self._late, self._versions = [], []
             self._freezer.clear()
             self._staged.set()
 
     def fence(self) -> float:
         """Let nothing change before it is copied; the seconds that the host waited."""
-        for stream, event in self._events:
-            stream.hold(event)
-        if self._events or self._staged.is_set():
+        if self._staged.is_set():
+            return 0.0
+        if self._events:
+            self._is_torn()  # what is changed from now on is changed behind the copies
+            for stream, event in self._events:
+                stream.hold(event)
             return 0.0
         start = time.perf_counter()
         self._staged.wait()
         return time.perf_counter() - start
 
-    def _freeze(self, trees: list[Any], defers: bool) -> list[Any]:
+    def _is_torn(self) -> bool:
+        """Whether anything was changed before the first fence, or the end of the copies."""
+        with self._lock:
+            if self._torn is None:
+                self._torn = any(tensor._version != known for tensor, known in self._versions)
+            return self._torn
+
+    def _freeze(self, trees: list[Any], late: Collection[int], defers: bool) -> list[Any]:
         self._area.clear()
-        self._freezer = _Freezer(self._area, defers)
+        self._freezer = _Freezer(self._area, late, defers)
         return [self._freezer.freeze(tree) for tree in trees]
 
 
 class _Freezer:
     """Rebuilds containers, with a place in the area for each tensor; copies everything else."""
 
-    def __init__(self, area: StagingArea, defers: bool) -> None:
-        self._area, self._defers = area, defers
+    def __init__(self, area: StagingArea, late: Collection[int], defers: bool) -> None:
+        self._area, self._late, self._defers = area, late, defers
         self._is_late = self._is_last = False
         self._seen: dict[tuple, Tensor] = {}
-        self._parts: list[tuple[dict, Any, Late]] = []
+        self._parts: list[tuple[dict, Any, Any]] = []
         self._copies: list[tuple[bool, Tensor, Tensor]] = []
 
     def freeze(self, value: Any) -> Any:
@@ -169,11 +181,20 @@ class _Freezer:
 
     def _fill(self, frozen: Any, value: dict) -> Any:
         for key, item in value.items():
-            if type(item) is Late and self._defers:
+            if self._defers and self._is_put_off(item):
                 self._parts.append((frozen, key, item))
                 item = None  # its place, in this order
             frozen[key] = self.freeze(item)
         return frozen
+
+    def _is_put_off(self, item: Any) -> bool:
+        if type(item) is Tensor:
+            return item.layout is torch.strided and item.data_ptr() in self._late
+        return type(item) is Late
+
+    def tensors_put_off(self) -> list[Tensor]:
+        """Those whose places are still empty; what is in a `Late` is not known yet."""
+        return [part for _, _, part in self._parts if type(part) is not Late]
 
     def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
         """What is to be copied: whether it is of a late part, target and source."""
@@ -184,7 +205,7 @@ class _Freezer:
         """Go through what was left out; the copies that this takes."""
         self._defers, self._is_last = False, True
         for parent, key, part in self._parts:
-            parent[key] = self._freeze_now(part)
+            parent[key] = self.freeze(part)
         return self.take_copies()
 
     def _freeze_now(self, part: Late) -> Any:
@@ -201,15 +222,16 @@ class _Freezer:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay one, and one state in several files is copied once.
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        address = tensor.data_ptr()
+        key = (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         found = self._seen.get(key)
         if found is None:
             found = self._area.like(tensor)
             if found is tensor and self._is_last:
                 found = torch.empty_like(tensor, device='cpu')  # there was more than before
             self._seen[key] = found
-            if tensor.numel():
-                self._copies.append((self._is_late, found, tensor))
+            if address:
+                self._copies.append((self._is_late or address in self._late, found, tensor))
         return found
 
 

@@ -30,7 +30,8 @@ from typing import Any, BinaryIO
 TEMPORARY = '.mmtempo-tmp'
 FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
-NICENESS = 10  # the training comes first
+NICENESS = 19  # the training comes first
+AUTOGROUP = '/proc/self/autogroup'  # of a session of its own, within which alone `nice` counts
 PR_SET_PDEATHSIG = 1
 # Some file systems of networks and virtual machines cannot sync a folder.
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
@@ -139,7 +140,10 @@ def do(job: dict, memory: memoryview | None) -> dict:
     kept = []
     for path in job['remove']:
         try:
-            remove(path)
+            # First aside: what a kill leaves of it is known as a leftover.
+            if os.path.exists(path):
+                os.replace(path, temporary_of(path))
+            remove(temporary_of(path))
         except OSError as error:
             kept.append((path, error.strerror))
     return dict(error=None, written=written, seconds=time.perf_counter() - start, kept=kept)
@@ -153,6 +157,14 @@ def _die_with(parent: int) -> None:
         sys.exit()
 
 
+def _step_back() -> None:
+    """Use what the training leaves of the processors."""
+    if hasattr(os, 'nice'):
+        os.nice(NICENESS)
+    with contextlib.suppress(OSError), open(AUTOGROUP, 'w') as file:
+        file.write(str(NICENESS))
+
+
 def _open(path: str | None) -> memoryview | None:
     if path is None:
         return None
@@ -162,8 +174,7 @@ def _open(path: str | None) -> memoryview | None:
 
 def main() -> None:
     _die_with(int(sys.argv[1]))
-    if hasattr(os, 'nice'):
-        os.nice(NICENESS)
+    _step_back()
     for number in (signal.SIGINT, signal.SIGTERM):  # the training decides when this ends
         signal.signal(number, signal.SIG_IGN)
     area, memory = None, None

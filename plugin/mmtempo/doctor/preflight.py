@@ -256,7 +256,7 @@ def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
     path = cfg.get('load_from')
     if cfg.get('resume') and path is None:
         path, _ = newest_of(cfg)
-    if path is None or re.match(r'[\w+.-]+://', str(path)):
+    if path is None or re.match(r'[\w+.:-]+://', str(path)) or osp.isdir(path):
         return
     if isinstance(model, BaseTTAModel):
         model = model.module

@@ -77,6 +77,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
         self._saving: CheckpointSaving | None = None  # None where stock saves
+        self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
         self._stop = StopOnSignal(self._save_on_stop, self._abandon)
         self._fence = SnapshotFence(self._before_change, self._stop.go_on)
 
@@ -116,27 +117,30 @@ class AsyncCheckpointHook(CheckpointHook):
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self._saving is not None:
-            self._saving.settle()
+            if not self.is_last_train_iter(runner):  # a failure is told where it counts: at the end
+                self._saving.settle()
             self._stop.after_iteration(runner)
 
     def after_train_epoch(self, runner: Any) -> None:
         super().after_train_epoch(runner)
         if self._saving is not None:
-            self._saving.settle()
+            if not self.is_last_train_epoch(runner):
+                self._saving.settle()
             self._stop.after_epoch(runner)
 
     def after_val_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         self._stop.in_evaluation(runner)
 
     def after_train(self, runner: Any) -> None:
-        self._stop.end()
-        if self._saving is not None:
+        saving = self._saving
+        if saving is not None:
             self._fence.unwatch()
-            saving, self._saving = self._saving, None
             try:
-                saving.finish(is_last=True)
+                saving.finish(is_last=True)  # a signal waits for it as well
             finally:
                 saving.close()
+                self._saving = None
+                self._stop.end()
         super().after_train(runner)  # publishes what is durable now
 
     def _before_change(self) -> None:
@@ -171,13 +175,15 @@ class AsyncCheckpointHook(CheckpointHook):
                 self.keep_ckpt_ids.append(step)
                 runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
             self._save_as(runner, self.filename_tmpl.format(step), meta)
-            self.file_backend.remove(osp.join(self.out_dir, INTERRUPTED))
+            if self.by_epoch:
+                self.file_backend.remove(osp.join(self.out_dir, INTERRUPTED))
 
     def _save_as(self, runner: Any, name: str, meta: dict) -> None:
         assert self._saving is not None
         with self._saving.together() as batch:
             self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
             runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+            self._last_saved = (self.last_ckpt, meta['epoch'], meta['iter'])
             self._saving.collect(
                 self.out_dir,
                 name,
@@ -214,7 +220,6 @@ class AsyncCheckpointHook(CheckpointHook):
             self._save_as(runner, INTERRUPTED, meta)
         else:
             step = epoch if self.by_epoch else iteration
-            name = self.filename_tmpl.format(step)
-            if self.last_ckpt is None or osp.basename(self.last_ckpt) != name:
+            if self._last_saved != (self.last_ckpt, epoch, meta['iter']):
                 self._save_checkpoint_with_step(runner, step, meta)
         self._saving.finish(is_last=True)

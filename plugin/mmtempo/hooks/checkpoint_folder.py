@@ -74,8 +74,10 @@ def mend_marker(runner: Any, folder: str) -> None:
 
 def prepare(runner: Any, hook: Any) -> None:
     """Make the folder, clear what a crash has left, and say whether there is room."""
-    os.makedirs(hook.out_dir, exist_ok=True)
-    for folder in {hook.out_dir, runner.work_dir}:
+    # Once, and not at each save: a mount that vanishes must not become a folder.
+    of_names = osp.dirname(osp.join(hook.out_dir, hook.filename_tmpl))
+    os.makedirs(of_names, exist_ok=True)
+    for folder in {of_names, hook.out_dir, runner.work_dir}:
         removed = remove_leftovers(folder)
         if removed:
             runner.logger.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path as osp
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -66,7 +67,7 @@ class _Books:
     """What hook and hub know about the files that are there, to be put back if a save fails."""
 
     def __init__(self, hook: Any, hub: Any) -> None:
-        self._hook, self._hub = hook, hub
+        self._hook, self._hub = weakref.ref(hook), hub  # it may outlive a training that failed
         self._attributes = {name: _copied(value) for name, value in self._attributes_of(hook)}
         self._infos = {key: hub.runtime_info[key] for key in self._keys_of(hub)}
 
@@ -83,7 +84,7 @@ class _Books:
 
     def put_back(self) -> None:
         for name, value in self._attributes.items():
-            setattr(self._hook, name, value)
+            setattr(self._hook(), name, value)
         for key in self._keys_of(self._hub):
             self._hub.runtime_info.pop(key)
         self._hub.runtime_info.update(self._infos)
@@ -156,12 +157,15 @@ class CheckpointSaving:
             yield self._open
             return
         waited = self.finish()
+        start = time.perf_counter()
         self._files.take()
         self._open = batch = _Batch(_Books(self._hook, self._runner.message_hub), waited)
         try:
             yield batch
             if batch.files:
                 self._submit(batch)
+            if batch.save is not None:
+                batch.save.taken = time.perf_counter() - start
         except BaseException:
             batch.books.put_back()
             raise

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import EMAHook, Hook, ParamSchedulerHook
 
 from .checkpoint_content import optimizers_of
 
-# Their hooks change no weights, but for the averages of `EMAHook`.
+# Their hooks change no weights, but for the averages of `EMAHook`; schedules change the optimizer.
 KNOWN = ('mmengine.', 'mmseg.', 'mmtempo.')
 SAVING = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')
 
@@ -85,5 +85,5 @@ def change_weights_after(saver: Hook, runner: Any) -> list[str]:
     return [
         type(hook).__name__
         for hook in behind
-        if isinstance(hook, EMAHook) or may_change_weights(hook, *SAVING)
+        if isinstance(hook, (EMAHook, ParamSchedulerHook)) or may_change_weights(hook, *SAVING)
     ]

@@ -41,7 +41,8 @@ class StopOnSignal:
     """
 
     def __init__(self, save: Any, abandon: Any) -> None:
-        self._save, self._abandon = save, abandon
+        # Of the hook, which has the runner: handlers outlive a training that failed.
+        self._save, self._abandon = weakref.WeakMethod(save), weakref.WeakMethod(abandon)
         self._interrupts: Interrupts | None = None
         self._runner: Any = lambda: None
         self._start: tuple[int, int] | None = None
@@ -55,7 +56,7 @@ class StopOnSignal:
         self._start = (runner.epoch, runner.iter)
         if get_world_size() > 1 and torch.distributed.get_backend() != 'gloo':
             self._group = torch.distributed.new_group(backend='gloo')
-        self._interrupts = Interrupts(self._on_request, self._abandon)
+        self._interrupts = Interrupts(self._on_request, self._leave)
         self._interrupts.install()
 
     def end(self) -> None:
@@ -121,10 +122,16 @@ class StopOnSignal:
             return
         if self._rest is not None and get_world_size() == 1:
             self._stop(runner, number, self._rest)
+        when = 'this iteration' if get_world_size() == 1 else f'the next {ASK_EVERY}th iteration'
+        again = 'Ctrl-C once more' if number == signal.SIGINT else 'Ctrl-C'
         runner.logger.warning(
-            f'{number.name}: the run ends after this iteration, with a checkpoint; Ctrl-C once '
-            'more leaves at once.'
+            f'{number.name}: the run ends after {when}, with a checkpoint; {again} leaves at once.'
         )
+
+    def _leave(self) -> None:
+        abandon = self._abandon()
+        if abandon is not None:
+            abandon()
 
     def _agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
         """What any process was asked for."""
@@ -135,7 +142,9 @@ class StopOnSignal:
     def _stop(self, runner: Any, number: signal.Signals, reached: tuple[int, int]) -> None:
         self._rest = None
         if reached != self._start:
-            self._save(runner, *reached)
+            save = self._save()
+            assert save is not None
+            save(runner, *reached)
         if get_world_size() > 1:
             barrier(self._group)
         self.end()
@@ -149,7 +158,9 @@ def is_training(runner: Any) -> bool:
     """Whether the loop is among the callers; no hook is told of an error that ends it."""
     run = inspect.unwrap(type(runner.train_loop).run).__code__
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not run:
+    while frame is not None and not (
+        frame.f_code is run and frame.f_locals.get('self') is runner.train_loop
+    ):
         frame = frame.f_back
     return frame is not None
 
