@@ -87,6 +87,31 @@ def test_names_of_a_zoo(
         load(f'{scheme}://nett')
 
 
+def test_backbones_of_mmcls(
+    server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {'backbone.a': torch.ones(2), 'head.b': torch.zeros(2)}
+    torch.save(dict(state_dict=state), tmp_path / 'served/cls.pth')
+    monkeypatch.setattr(downloads, 'get_mmcls_models', lambda: {'x': url_of(server, 'cls.pth')})
+    assert list(load('mmcls://x')['state_dict']) == ['a']
+
+
+def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / 'trace'
+    torch.save(dict(x=torch.ones(2)), tmp_path / 'good')
+    torch.save(dict(x=_RunsCommand(f'touch {trace}')), tmp_path / 'bad')
+
+    class Store:
+        def get(self, url: str) -> bytes:
+            return (tmp_path / url.rpartition('/')[2]).read_bytes()
+
+    monkeypatch.setattr(downloads, 'get_file_backend', lambda *_, **__: Store())
+    assert torch.equal(load('s3://bucket/good')['x'], torch.ones(2))
+    with pytest.raises(ValueError, match='bucket/bad cannot be read safely'):
+        load('petrel:s3://bucket/bad')
+    assert not trace.exists()
+
+
 def test_lists_are_those_of_mmengine() -> None:
     zoo = downloads.ZOOS['openmmlab://', 'open-mmlab://']()
     assert zoo['resnet50_v1c'].startswith('https://')

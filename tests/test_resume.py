@@ -251,3 +251,14 @@ def test_through_the_tool(work: Path, tmp_path: Path) -> None:
     spoil_all(work)
     text = forks.run(through_tool, tmp_path / 'log', 1, work=str(work), resume=True)
     assert 'no checkpoint to resume from' in text
+
+
+@pytest.mark.parametrize('named', ['s3://bucket/iter_8.pth', '{work}/iter_8'])
+def test_what_is_no_local_file_is_not_judged(named: str, tmp_path: Path) -> None:
+    """DeepSpeed saves folders; stock may have saved elsewhere."""
+    named = named.format(work=tmp_path)
+    if '://' not in named:
+        Path(named).mkdir()
+    torch.save(dict(meta=dict(iter=3), message_hub={}), tmp_path / 'iter_3.pth')
+    (tmp_path / MARKER).write_text(named)
+    assert newest_whole(str(tmp_path)) == (named, [])
