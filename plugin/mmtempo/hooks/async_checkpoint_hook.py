@@ -38,7 +38,11 @@ class AsyncCheckpointHook(CheckpointHook):
     A save that fails, because the disk is full for instance, is logged, the files before it stay,
     and the next one is tried at its time; only a failure of the last one fails the run. SIGINT
     and SIGTERM end the run after the current iteration with a checkpoint: `resume` goes on from
-    there. A loop over epochs cannot begin within one: it repeats the epoch.
+    there. A loop over epochs cannot begin within one: `interrupted.pth` is saved, and the epoch is
+    repeated; what counts iterations, as a schedule by iteration, goes on counting.
+
+    Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
+    itself, on their device: they may exchange them, but not change them in place.
 
     Sharded models, runners that save in a way of their own, and folders that are not local are
     saved as `CheckpointHook` does; a line of the log says so.
