@@ -156,7 +156,7 @@ def test_each_step_is_as_designed(all_steps: list[str]) -> None:
     mark = [
         index for index, name in enumerate(all_steps) if name == f'replace .{MARKER}.mmtempo-tmp'
     ]
-    last = next(index for index in mark if 'remove best_score_iter_6.pth' in all_steps[index:][:4])
+    last = next(index for index in mark if 'replace best_score_iter_6.pth' in all_steps[index:][:4])
     begin = max(index for index in mark if index < last)
     while not all_steps[begin].startswith('open'):
         begin += 1
@@ -169,7 +169,7 @@ def test_each_step_is_as_designed(all_steps: list[str]) -> None:
         for name in written
         if file != MARKER or name != '_write_end_record '
     ]
-    expected.append('remove best_score_iter_6.pth')
+    expected += ['replace best_score_iter_6.pth', 'remove .best_score_iter_6.pth.mmtempo-tmp']
     assert all_steps[begin:][: len(expected)] == expected
 
 
@@ -177,8 +177,8 @@ def test_each_step_is_as_designed(all_steps: list[str]) -> None:
     ('step', 'later', 'extra'),
     [
         ('replace .last_checkpoint', 0, 0),  # of the first save: nothing names it yet
-        ('remove iter_3', 0, 1),  # stays: the next run does not know of it
-        ('remove iter_3', 1, 0),
+        ('replace iter_3', 0, 1),  # stays: the next run does not know of it
+        ('replace iter_3', 1, 0),  # aside already: cleared away as a leftover
         ('replace .best_score_iter_18', 1, 1),  # no step file names it
     ],
 )

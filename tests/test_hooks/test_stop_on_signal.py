@@ -82,18 +82,20 @@ class BlockingDataset(ToyDataset):
     Args:
         at: Which, from 1.
         number: The signal.
+        work: Of the training. Defaults to ''.
     """
 
-    def __init__(self, at: int, number: int) -> None:
+    def __init__(self, at: int, number: int, work: str = '') -> None:
         super().__init__()
-        self.at, self.number, self.calls = at, number, 0
+        self.at, self.number, self.work, self.calls = at, number, work, 0
         self.owner = os.getpid()
 
     def __getitem__(self, index: int) -> dict:
         self.calls += 1
         if self.calls == self.at:
             # What has been loaded ahead is trained on before.
-            time.sleep(0.3 if os.getpid() != self.owner else 0)
+            while os.getpid() != self.owner and reached(Path(self.work)) < self.at // 2:
+                time.sleep(0.01)
             os.kill(self.owner, self.number)
             time.sleep(1000)
         return super().__getitem__(index)
@@ -165,6 +167,8 @@ def test_ends_with_a_checkpoint(case: str, undisturbed: Path, tmp_path: Path) ->
     options, iteration = CASES[case]
     number = options.get('model.number', options.get('train_dataloader.dataset.number'))
     work = tmp_path / 'work'
+    if 'loader' in case:
+        options = options | {'train_dataloader.dataset.work': str(work)}
     text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
     assert f'{signal.Signals(number).name}: stopped after {iteration} iterations.' in text
     assert f'newest checkpoint: {work}/iter_{iteration}.pth' in text
