@@ -69,7 +69,8 @@ def go_on(work: Path, log: Path, undisturbed: Path) -> tuple[int, int]:
 
 def kill_somewhere(child: Child, work: Path, rng: random.Random, with_writer: bool) -> None:
     """Within an iteration, chosen at random, or within the save that follows it."""
-    iteration = rng.randrange(reached(work) if reached(work) > 0 else 1, LENGTH)
+    first = min(max(1, reached(work)), LENGTH - 1)  # it may have been quick
+    iteration = rng.randrange(first, LENGTH)
     child.until(lambda: reached(work) >= iteration, f'iteration {iteration}')
     how = rng.randrange(3)
     if how == 0:
