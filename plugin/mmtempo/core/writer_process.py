@@ -2,8 +2,9 @@
 
 It is run by its path: importing torch would cost it 200 MB and seconds. A process, and not a
 thread, because a thread waits for Python's lock at every one of the thousand records of a
-checkpoint: beside a training that is bound by Python its file is durable five times later (the
-arm "ours, by a thread" of `benchmark.py checkpoint`). And a process can step back, and be killed.
+checkpoint: beside a training that is bound by Python its file takes four times as long to be
+durable (the arm "ours, by a thread" of `benchmark.py checkpoint`). And a process can step back,
+and be killed.
 
     trainer                                 this process
        memory shared by both  ------------>  the tensors of a checkpoint
