@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import errno
+import fcntl
+import mmap
 import os
+import random
 import struct
 import sys
 import zipfile
@@ -18,7 +21,10 @@ from mmtempo.core import writer_process
 from mmtempo.core.archive import check_archive
 from mmtempo.core.writer_process import (
     ALIGNMENT,
+    LARGE,
+    PAGE,
     TEMPORARY,
+    DirectFile,
     do,
     replace_durably,
     temporary_of,
@@ -82,6 +88,85 @@ def test_records_are_aligned_also_large_ones(
     reader = torch._C.PyTorchFileReader(str(path))
     assert reader.get_record('data/4096') == bytes(memory[4096:8192])
     assert reader.get_record_offset('data/4096') == places['archive/data/4096']
+
+
+@pytest.fixture
+def memory() -> memoryview:
+    area = mmap.mmap(-1, 16 * LARGE)
+    area[:] = random.Random(0).randbytes(len(area))
+    return memoryview(area)
+
+
+def large_and_small(memory: memoryview) -> list[tuple[str, Any]]:
+    sizes = [LARGE, 3, LARGE - 1, LARGE + 1, 2 * LARGE + PAGE, 0, PAGE, 3 * LARGE + 77]
+    records: list[tuple[str, Any]] = [('data.pkl', b'pickled' * PAGE)]  # not in the memory
+    offset = 0
+    for number, size in enumerate(sizes):
+        records.append((f'data/{number}', (offset, size)))
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+    return [*records, ('large', bytes(memory[:LARGE])), ('version', b'3\n')]
+
+
+def test_past_the_page_cache_it_is_the_same_file(memory: memoryview, tmp_path: Path) -> None:
+    """And most of it is written from where it lies."""
+    written = []
+    original = os.pwrite
+
+    def pwrite(file: int, content: memoryview, position: int) -> int:
+        written.append((content.obj is memory.obj, len(content)))
+        return original(file, content, position)
+
+    records = large_and_small(memory)
+    with open(tmp_path / 'usual', 'wb') as file:
+        write_archive(file, records, memory)
+    with DirectFile(str(tmp_path / 'direct')) as direct, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, 'pwrite', pwrite)
+        write_archive(direct, records, memory)
+        direct.flush()
+    assert (tmp_path / 'direct').read_bytes() == (tmp_path / 'usual').read_bytes()
+    # The first and the last page of a record are shared with others.
+    in_place = sum(size for is_in_place, size in written if is_in_place)
+    large = [content[1] for _, content in records if isinstance(content, tuple)]
+    large = [size for size in large if size >= LARGE]
+    assert sum(large) - 2 * PAGE * len(large) <= in_place <= sum(large)
+    assert check_archive(str(tmp_path / 'direct')) is None
+
+
+@pytest.mark.parametrize('refuses', ['open', 'pwrite'])
+def test_where_the_page_cache_cannot_be_passed(
+    refuses: str, memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system says so when the file is opened, or at the first write."""
+    original = getattr(os, refuses)
+    refused = []
+
+    def refusing(file: Any, *args: Any) -> Any:
+        direct = args[0] if refuses == 'open' else fcntl.fcntl(file, fcntl.F_GETFL)
+        if direct & os.O_DIRECT:
+            refused.append(file)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return original(file, *args)
+
+    monkeypatch.setattr(os, refuses, refusing)
+    records = large_and_small(memory)
+    path = str(tmp_path / 'a')
+    replace_durably(path, lambda file: write_archive(file, records, memory))
+    assert len(refused) == 1
+    assert check_archive(path) is None
+    with zipfile.ZipFile(path) as archive:
+        for name, (offset, size) in (one for one in records if isinstance(one[1], tuple)):
+            assert archive.read(f'archive/{name}') == bytes(memory[offset : offset + size])
+
+
+def test_a_disk_that_takes_a_part(
+    memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.pwrite
+    monkeypatch.setattr(os, 'pwrite', lambda file, content, at: original(file, content[:PAGE], at))
+    records = large_and_small(memory)
+    path = str(tmp_path / 'a')
+    replace_durably(path, lambda file: write_archive(file, records, memory))
+    assert check_archive(path) is None
 
 
 class Disk:

@@ -28,10 +28,15 @@ import time
 import zipfile
 from typing import Any, BinaryIO
 
+with contextlib.suppress(ImportError):  # Windows
+    import fcntl
+
 # Nobody else's: what is left of an earlier crash is known by it.
 TEMPORARY = '.mmtempo-tmp'
 FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
+PAGE = mmap.PAGESIZE
+LARGE = 16 * PAGE  # from here on, a record lies in the file as it lies in the shared memory
 NICENESS = 19  # the training comes first
 AUTOGROUP = '/proc/self/autogroup'  # of a session of its own, within which alone `nice` counts
 PR_SET_PDEATHSIG = 1
@@ -44,6 +49,95 @@ def temporary_of(path: str) -> str:
     return os.path.join(folder, f'.{name}{TEMPORARY}')
 
 
+class DirectFile:
+    """A file written past the page cache, which would cost a copy, and other files their place.
+
+    What lies in shared memory at the same place of a page as in the file is written from there;
+    anything else is kept until `flush`. Where the file system has no such files, an OSError.
+
+    Args:
+        path: Is made, or made empty.
+    """
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._file = os.open(path, flags | os.O_DIRECT, 0o666)
+        self._position = self._size = 0
+        self._pages: dict[int, bytearray] = {}  # not written in place, by their number
+        self._is_flushed = True
+        self._buffer = memoryview(mmap.mmap(-1, LARGE))  # begins where a page does
+
+    def __enter__(self) -> DirectFile:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        os.close(self._file)
+
+    def fileno(self) -> int:
+        return self._file
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> int:
+        self._position = position
+        return position
+
+    def write(self, content: bytes | memoryview) -> int:
+        left = memoryview(content)
+        self._is_flushed = False
+        is_in_place = isinstance(left.obj, mmap.mmap) and len(left) >= LARGE
+        while left:
+            number, start = divmod(self._position, PAGE)
+            if is_in_place and start == 0 and len(left) >= PAGE:
+                count = len(left) // PAGE * PAGE
+                self._write(left[:count], self._position)
+            else:
+                count = min(PAGE - start, len(left))
+                page = self._pages.setdefault(number, bytearray(PAGE))
+                page[start : start + count] = left[:count]
+            self._position += count
+            left = left[count:]
+        self._size = max(self._size, self._position)
+        return len(content)
+
+    def flush(self) -> None:
+        if self._is_flushed:
+            return
+        start, end = 0, 0  # of the pages that lie in the buffer, one after the other
+        for number, page in sorted(self._pages.items()):
+            if end - start == len(self._buffer) // PAGE or number != end:
+                self._write(self._buffer[: (end - start) * PAGE], start * PAGE)
+                start = end = number
+            place = (end - start) * PAGE
+            self._buffer[place : place + PAGE] = page
+            end += 1
+        self._write(self._buffer[: (end - start) * PAGE], start * PAGE)
+        os.ftruncate(self._file, self._size)  # the last page is longer
+        self._is_flushed = True
+
+    def _write(self, pages: memoryview, position: int) -> None:
+        while pages:
+            try:
+                count = os.pwrite(self._file, pages, position)
+            except OSError as error:
+                flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+                if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+                    raise
+                # It takes no such writes after all, or a limit is within a page: as usual, then.
+                fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+                continue
+            pages, position = pages[count:], position + count
+
+
+def open_to_write(path: str) -> Any:
+    """A `DirectFile` where there can be one, else a usual file."""
+    if hasattr(os, 'O_DIRECT'):
+        with contextlib.suppress(OSError):  # what else is wrong, the other one tells
+            return DirectFile(path)
+    return open(path, 'wb')
+
+
 def write_archive(file: BinaryIO, records: list, memory: memoryview | None) -> None:
     """Write a zip as `torch.save` does: stored, aligned, with the CRC-32 of each record.
 
@@ -54,15 +148,18 @@ def write_archive(file: BinaryIO, records: list, memory: memoryview | None) -> N
     """
     with zipfile.ZipFile(file, 'w', zipfile.ZIP_STORED) as archive:
         for name, content in records:
+            alignment, place = ALIGNMENT, 0
             if isinstance(content, tuple):
                 offset, size = content
                 assert memory is not None
                 content = memory[offset : offset + size]
+                if size >= LARGE:
+                    alignment, place = PAGE, offset
             info = zipfile.ZipInfo(f'{FOLDER}/{name}')
             info.file_size = len(content)
             is_large = len(content) * 1.05 > zipfile.ZIP64_LIMIT
             header = 30 + len(info.filename) + 4 + (20 if is_large else 0)
-            padding = -(file.tell() + header) % ALIGNMENT
+            padding = (place - file.tell() - header) % alignment
             info.extra = b'FB' + padding.to_bytes(2, 'little') + b'Z' * padding
             with archive.open(info, 'w', force_zip64=is_large) as record:
                 record.write(content)
@@ -95,7 +192,7 @@ def replace_durably(path: str, write: Any) -> int:
 def _replace(path: str, write: Any) -> int:
     temporary = temporary_of(path)
     try:
-        with open(temporary, 'wb') as file:
+        with open_to_write(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
