@@ -36,6 +36,7 @@ TEMPORARY = '.mmtempo-tmp'
 FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
 PAGE = mmap.PAGESIZE
+FLUSH_EVERY = 32  # records
 LARGE = 16 * PAGE  # from here on, a record lies in the file as it lies in the shared memory
 NICENESS = 19  # the training comes first
 AUTOGROUP = '/proc/self/autogroup'  # of a session of its own, within which alone `nice` counts
@@ -53,7 +54,8 @@ class DirectFile:
     """A file written past the page cache, which would cost a copy, and other files their place.
 
     What lies in shared memory at the same place of a page as in the file is written from there;
-    anything else is kept until `flush`. Where the file system has no such files, an OSError.
+    anything else is kept until `flush`, behind which nobody may go back. Where the file system
+    has no such files, an OSError.
 
     Args:
         path: Is made, or made empty.
@@ -114,6 +116,8 @@ class DirectFile:
             end += 1
         self._write(self._buffer[: (end - start) * PAGE], start * PAGE)
         os.ftruncate(self._file, self._size)  # the last page is longer
+        last = self._size // PAGE  # goes on
+        self._pages = {last: self._pages[last]} if last in self._pages else {}
         self._is_flushed = True
 
     def _write(self, pages: memoryview, position: int) -> None:
@@ -147,7 +151,7 @@ def write_archive(file: BinaryIO, records: list, memory: memoryview | None) -> N
         memory: The shared memory; None where no record lies in it.
     """
     with zipfile.ZipFile(file, 'w', zipfile.ZIP_STORED) as archive:
-        for name, content in records:
+        for number, (name, content) in enumerate(records):
             alignment, place = ALIGNMENT, 0
             if isinstance(content, tuple):
                 offset, size = content
@@ -163,6 +167,8 @@ def write_archive(file: BinaryIO, records: list, memory: memoryview | None) -> N
             info.extra = b'FB' + padding.to_bytes(2, 'little') + b'Z' * padding
             with archive.open(info, 'w', force_zip64=is_large) as record:
                 record.write(content)
+            if number % FLUSH_EVERY == 0:
+                file.flush()  # it may keep in memory what it has not written
 
 
 def sync_folder(path: str) -> None:
