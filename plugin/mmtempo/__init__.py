@@ -8,7 +8,8 @@ from .stack import check_stack
 
 check_stack()
 
-from . import bev, hooks, optim, seg  # noqa: E402, F401 - imported for their registrations
+# Imported for their registrations.
+from . import bev, hooks, loaders, loops, optim, seg  # noqa: E402, F401
 from .downloads import register_safe_downloads  # noqa: E402
 from .serialization import register_safe_loading  # noqa: E402
 from .version import __version__  # noqa: E402

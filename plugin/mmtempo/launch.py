@@ -25,6 +25,7 @@ from .bev.errors import BadSampleError
 from .core.nonfinite import NonFiniteError
 from .hooks.checkpoint_saving import CheckpointError
 from .hooks.progress_bar import close_bars
+from .loaders import LoaderError
 from .overlay import describe, optim_wrapper_class, zero_wait
 from .resume import how_to_go_on, newest_of
 
@@ -376,14 +377,8 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
     except NonFiniteError as error:
         print(f'\n{name}: stopped: {error}', file=sys.stderr)
         return 1
-    except BadSampleError as error:
-        # A worker wraps the message into its own traceback; the message is the last line.
-        print(
-            f'\n{name}: stopped: {str(error).strip().splitlines()[-1]}\nmend or remove that file, '
-            "or go on without it: on_bad_sample='skip' in the data set's config, for example "
-            '--cfg-options train_dataloader.dataset.on_bad_sample=skip',
-            file=sys.stderr,
-        )
+    except (LoaderError, BadSampleError) as error:
+        print(f'\n{name}: stopped: {_why_no_batch(error)}{how_to_go_on(prepared)}', file=sys.stderr)
         return 1
     if torch.distributed.is_initialized():
         # Nobody leaves before everybody is done: gloo aborts a process that still talks.
@@ -393,6 +388,17 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         if over_gloo:
             _leave()
     return 0
+
+
+def _why_no_batch(error: Exception) -> str:
+    if not isinstance(error, BadSampleError) and not isinstance(error.__cause__, BadSampleError):
+        return str(error)
+    # A worker wraps the message into its own traceback; the message is the last line.
+    return (
+        f'{str(error).strip().splitlines()[-1]}\nmend or remove that file, or go on without it: '
+        "on_bad_sample='skip' in the data set's config, for example "
+        '--cfg-options train_dataloader.dataset.on_bad_sample=skip'
+    )
 
 
 def _leave() -> None:

@@ -1,4 +1,4 @@
-"""Exchanges stock parts of a config that wait for the device for ours, and back again."""
+"""Exchanges stock parts of a config that wait, for device, disk or data; and back again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook, EMAHook, LoggerHook, RuntimeInfoHook
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
-from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS, Registry
+from mmengine.registry import HOOKS, LOOPS, MODELS, OPTIM_WRAPPERS, Registry
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, TestLoop, ValLoop
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
 from .seg.sparse_accuracy_head import why_not_sparse
@@ -23,6 +24,10 @@ OURS: dict[type, str] = {
     OptimWrapper: 'SparseOptimWrapper',
     AmpOptimWrapper: 'SparseAmpOptimWrapper',
     SegDataPreProcessor: 'SparseSegDataPreProcessor',
+    IterBasedTrainLoop: 'PrefetchIterBasedTrainLoop',
+    EpochBasedTrainLoop: 'PrefetchEpochBasedTrainLoop',
+    ValLoop: 'PrefetchValLoop',
+    TestLoop: 'PrefetchTestLoop',
 }
 STOCK = {ours: stock for stock, ours in OURS.items()}
 HEAD = 'SparseAccuracyHead'
@@ -40,6 +45,10 @@ WAITS = {
     'SparseOptimWrapper': 'stock reads the norm when it clips gradients',
     'SparseAmpOptimWrapper': 'stock reads the norm when it clips, and looks for overflows',
     'SparseSegDataPreProcessor': 'stock waits for each tensor that it copies',
+    'PrefetchIterBasedTrainLoop': 'stock replays its data to resume, and collates bit by bit',
+    'PrefetchEpochBasedTrainLoop': 'stock resumes at the start of an epoch, and begins each anew',
+    'PrefetchValLoop': 'stock collates bit by bit',
+    'PrefetchTestLoop': 'stock collates bit by bit',
     HEAD: 'stock picks pixels by a mask to count its accuracy',
 }
 
@@ -183,6 +192,10 @@ def _parts(cfg: Config) -> Iterator[_Part]:
         if name in hooks:
             yield _Part(f'default_hooks.{name}', HOOKS, hooks[name], scope)
     yield _wrapper_part(cfg, scope)
+    for split in ('train', 'val', 'test'):
+        untyped = 'has no type: by_epoch says which, and takes stock loops only'
+        default = None if split == 'train' else f'{split.capitalize()}Loop'
+        yield _Part(f'{split}_cfg', LOOPS, cfg.get(f'{split}_cfg'), scope, default, untyped)
     if not isinstance(model, Mapping):
         return
     yield _Part('model.data_preprocessor', MODELS, model.get('data_preprocessor'), scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,7 @@ class FakeStreams:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, has_seam: bool) -> None:
         self.asked: list[Any] = []
+        self.events, self.is_done = 0, False
         self.current = self.stream('computing')
         seam = SimpleNamespace(current_stream=self.current_stream, set_stream=self.set_stream)
         new = dict(Stream=lambda device: self.stream(f'side of {device}'), Event=self.event)
@@ -152,9 +154,11 @@ class FakeStreams:
         )
 
     def event(self, *device: torch.device) -> SimpleNamespace:
+        self.events += 1
         return SimpleNamespace(
             name='event',
             record=lambda stream: self.asked.append(('event', stream.name)),
+            query=lambda: self.is_done,
             synchronize=lambda: self.asked.append('host waits'),
         )
 
@@ -192,6 +196,34 @@ def test_copies_beside_what_the_device_computes(
     assert fake.asked[4:] == [('computing', 'waits for', 'event')]
     stream.wait(event)
     assert fake.asked[5:] == ['host waits']
+
+
+@pytest.mark.parametrize('has_seam', [True, False])
+def test_keeps_what_is_read_until_it_was(has_seam: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeStreams(monkeypatch, has_seam)
+    stream, contents = SideStream(torch.device('cuda:1')), [{1}, {2}]
+    held = [weakref.ref(content) for content in contents]
+    with stream.beside():
+        assert fake.current.name == 'side of cuda:1'
+        for content in contents:
+            event = stream.keep(content)
+    assert fake.current.name == 'computing'
+    assert (
+        fake.asked
+        == [('side of cuda:1', 'waits for', 'computing')] + [('event', 'side of cuda:1')] * 2
+    )
+    del content, contents
+    stream.release()
+    assert all(content() is not None for content in held)
+    fake.is_done = True
+    stream.release()
+    assert all(content() is None for content in held)
+    for _ in range(3):
+        event = stream.keep(set())
+        stream.hold(event)
+        stream.release()
+    assert fake.events == 2
+    assert 'host waits' not in fake.asked
 
 
 def test_a_failure_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

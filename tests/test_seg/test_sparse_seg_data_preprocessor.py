@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmengine.registry import MODELS
+from mmengine.registry import FUNCTIONS, MODELS
 from mmengine.structures import BaseDataElement, PixelData
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.structures import SegDataSample
@@ -251,3 +251,72 @@ def test_copies_are_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cloned == []
     preprocessor._pad_map(values, (0, 0, 0, 0), copied=False)
     assert len(cloned) == 1
+
+
+def pack_labels(data: dict) -> dict:
+    for sample in data['data_samples']:
+        for name in ('gt_sem_seg', 'gt_edge_map'):
+            if name in sample:
+                field = getattr(sample, name)
+                field.data = field.data.to(torch.uint8)
+    return data
+
+
+@pytest.mark.parametrize('collate', ['pseudo_collate', 'stack_collate'])
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('non_blocking', [True, False])
+def test_packed_labels_become_what_stock_has(
+    collate: str, training: bool, non_blocking: bool
+) -> None:
+    def make(packed: bool) -> dict:
+        data = make_batch(SAME, maps=('gt_sem_seg', 'gt_edge_map'))
+        data['data_samples'][0].gt_sem_seg.data[0, :4] = 255
+        if packed:
+            data = pack_labels(data)
+        samples = [
+            dict(inputs=image, data_samples=sample)
+            for image, sample in zip(data['inputs'], data['data_samples'])
+        ]
+        return FUNCTIONS.get(collate)(samples)
+
+    arguments: dict[str, Any] = dict(size=(40, 40), bgr_to_rgb=True, **COLOURS)
+    data = make(packed=True)
+    ours = SparseSegDataPreProcessor(**arguments, non_blocking=non_blocking)(data, training)
+    stock = SegDataPreProcessor(**arguments)(make(packed=False), training)
+    for result in (ours, stock):
+        result['data_samples'] = list(result['data_samples'])
+    assert plain(ours) == plain(stock)
+    assert data['data_samples'][0].gt_sem_seg.data.dtype == torch.uint8
+
+
+def test_what_is_stacked_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    crossed, stacked = [], []
+    cross, stack = torch.Tensor.to, torch.stack
+
+    def count(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        crossed.append((tuple(tensor.shape), tensor.dtype))
+        return cross(tensor, device)
+
+    data = pack_labels(make_batch(SAME))
+    samples = [
+        dict(inputs=image, data_samples=sample)
+        for image, sample in zip(data['inputs'], data['data_samples'])
+    ]
+    data = FUNCTIONS.get('stack_collate')(samples)
+    monkeypatch.setattr(sparse_seg_data_preprocessor, 'to_device', count)
+    monkeypatch.setattr(torch, 'stack', lambda *args: stacked.append(args) or stack(*args))
+    result = SparseSegDataPreProcessor(size=(24, 32))(data, training=True)
+    assert sorted(crossed, key=str) == [
+        ((2, 1, 24, 32), torch.uint8),
+        ((2, 3, 24, 32), torch.uint8),
+    ]
+    assert stacked == []
+    assert result['data_samples'][1].gt_sem_seg.data.dtype == torch.int64
+
+
+def test_a_stacked_batch_is_not_handed_through() -> None:
+    data = make_batch(SAME, stacked=True)
+    data['inputs'] = data['inputs'].float()
+    before = data['inputs'].clone()
+    SparseSegDataPreProcessor(size=(24, 32))(data, training=True)['inputs'].zero_()
+    assert torch.equal(data['inputs'], before)

@@ -11,8 +11,8 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=1500),
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False, begin=1500, end=200000),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=200000, val_interval=20000)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
+train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=200000, val_interval=20000)
+val_cfg = dict(type='PrefetchValLoop')
+test_cfg = dict(type='PrefetchTestLoop')
 # The learning rate above is for 4 samples an iteration; --auto-scale-lr scales it linearly.
 auto_scale_lr = dict(enable=False, base_batch_size=4)

@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 from .checkpoint import measure_checkpoint
 from .harness import Report
+from .loader import measure_loader
 from .logger import measure_logger
+from .resume import measure_resume
 from .splat import measure_splat
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(
-    checkpoint=measure_checkpoint, logger=measure_logger, splat=measure_splat
+    checkpoint=measure_checkpoint,
+    loader=measure_loader,
+    logger=measure_logger,
+    resume=measure_resume,
+    splat=measure_splat,
 )
 
 __all__ = ['BENCHMARKS', 'Report']

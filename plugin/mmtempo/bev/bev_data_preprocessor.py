@@ -11,6 +11,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 
 from ..core.device import to_device
+from ..core.prepared import take_prepared
 from .bev_data_sample import BEVDataSample
 from .calibration import Calibration, pixel_to_bev
 from .labels import unpack_label
@@ -60,14 +61,21 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, data: dict, training: bool = False) -> dict:
+        result = take_prepared(data, training) or self.prepare_ahead(data, training)
+        if self.prepare_geometry is not None:
+            inputs = result['inputs']
+            height, width = inputs['imgs'].shape[-2:]
+            pix2bev = self._pix2bev(result['data_samples'])
+            inputs['geometry'] = self.prepare_geometry(pix2bev, (height, width))
+        return result
+
+    def prepare_ahead(self, data: dict, training: bool) -> dict:
+        """All but the geometry: what its cache keeps belongs to the stream of the step."""
         samples: list[BEVDataSample] = data['data_samples']
         images = self._normalise(data['inputs'])
         inputs = dict(imgs=images)
-        if self.prepare_geometry is not None:
-            height, width = images.shape[-2:]
-            inputs['geometry'] = self.prepare_geometry(self._pix2bev(samples), (height, width))
         if samples and 'gt_bev' in samples[0]:
-            packed = self._to_device(torch.stack([sample.gt_bev for sample in samples]))
+            packed = self._to_device(_labels(samples))
             inputs['occupancy'], inputs['valid'] = unpack_label(packed, self.num_classes)
         return dict(inputs=inputs, data_samples=samples)
 
@@ -104,3 +112,10 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
                 'code had no more; set model.legacy=False, or data_preprocessor.legacy_size=None'
             )
         return np.stack([camera.legacy_intrinsics(self.legacy_size) for camera in rig])
+
+
+def _labels(samples: Sequence[BEVDataSample]) -> torch.Tensor:
+    """The packed labels, (B, rows, columns)."""
+    # `stack_collate` has stacked them; a label that was replaced since is not among them.
+    stacked: torch.Tensor | None = getattr(samples, 'stacked', {}).get('gt_bev')
+    return torch.stack([sample.gt_bev for sample in samples]) if stacked is None else stacked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,7 +57,7 @@ def unpin(memory: torch.Tensor, device: torch.device) -> None:
 
 
 class SideStream:
-    """Copies from a device to pinned memory, beside what the device computes.
+    """A stream for copies, beside what the device computes.
 
     Args:
         device: The accelerator.
@@ -72,20 +74,45 @@ class SideStream:
         else:
             self._streams, self._stream = torch.cuda, torch.cuda.Stream(device)
             self._new_event = torch.cuda.Event
+        self._slots: deque[tuple[Any, Any]] = deque()
+        self._events: list[Any] = []  # which nobody waits for any more
 
-    def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-        """Start copies (target, source), behind all that the device was given; returns an event."""
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """What the device is given inside runs on this stream, behind all that it was given."""
         computing = self._streams.current_stream(self._device)
         self._stream.wait_stream(computing)
         self._streams.set_stream(self._stream)
         try:
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
+            yield
         finally:
             self._streams.set_stream(computing)
+
+    def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+        """Start copies (target, source), behind all that the device was given; returns an event."""
+        with self.beside():
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
         event = self._new_event()
         event.record(self._stream)
         return event
+
+    def keep(self, content: Any) -> Any:
+        """Hold what this stream reads until it has; returns the event.
+
+        Memory on the host belongs to whoever gave it: if it is not the allocator's own, nobody
+        else keeps it from being written to. The event is good until it was held for and
+        `release` is called; then another one may get it.
+        """
+        event = self._events.pop() if self._events else self._new_event()
+        event.record(self._stream)
+        self._slots.append((event, content))
+        return event
+
+    def release(self) -> None:
+        """Let go of what was read, without waiting for the rest."""
+        while self._slots and self._slots[0][0].query():
+            self._events.append(self._slots.popleft()[0])
 
     def hold(self, event: Any) -> None:
         """What the device is given from now on waits for the event; the host does not."""

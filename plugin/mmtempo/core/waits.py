@@ -105,6 +105,8 @@ class WaitCensus:
         for leaf in tree_leaves(data):
             if isinstance(leaf, torch.Tensor):
                 self._host[leaf] = True
+            elif isinstance(leaf, list):  # of a class of its own, with what it is stacked of
+                self.lies_on_host([list(leaf), dict(getattr(leaf, 'stacked', {}))])
             elif hasattr(leaf, 'values') and callable(leaf.values):  # mmengine's data elements
                 self.lies_on_host(list(leaf.values()))
 

@@ -36,6 +36,7 @@ from mmengine.registry import (
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+from .. import loops
 from ..bev import BEVSegmentor
 from ..resume import newest_of
 from ..serialization import load_from_local
@@ -49,6 +50,7 @@ OPS_TYPES = re.compile(
 OPS_WORDS = re.compile(r'mmcv[._]ops|mmcv\._ext|for \w+ ops')
 DATALOADER_EXTRAS = {'num_batch_per_epoch'}
 ANYTHING = '**'  # stands for arguments of any name
+PREFETCHING = tuple(getattr(loops, name) for name in loops.__all__)
 # Arguments that the Runner fills in, whatever the config says.
 PROVIDED = {'runner', 'dataloader', 'evaluator', 'self', 'filename', 'optimizer'}
 
@@ -115,7 +117,24 @@ def _check_split(cfg: Config, split: str, optional: bool) -> Any:
     evaluators = cfg.get(f'{split}_evaluator') or []
     for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
         _check_evaluator(evaluator, f'{split}_evaluator')
+    _check_workers(loader, f'{split}_dataloader', loop.get('type'))
     return _check_dataloader(loader, f'{split}_dataloader')
+
+
+def _check_workers(loader: Mapping, key: str, loop: Any) -> None:
+    cls = LOOPS.get(loop) if isinstance(loop, str) else loop
+    # A prefetching loop chooses what is not given.
+    workers = loader.get('num_workers', 'auto' if cls in PREFETCHING else 0)
+    if workers == 'auto' and cls not in PREFETCHING:
+        raise ValueError(
+            f"{key}.num_workers='auto' is for prefetching loops, such as "
+            f'{PREFETCHING[0].__name__}, found {loop}; set a number'
+        )
+    if loader.get('persistent_workers') and not workers:
+        raise ValueError(
+            f'{key}: persistent_workers=True needs num_workers of at least 1; '
+            f'set {key}.persistent_workers=False as well'
+        )
 
 
 def _check_evaluator(evaluator: Mapping, where: str) -> None:
@@ -135,11 +154,6 @@ def _check_dataloader(loader: Mapping, key: str) -> Any:
     if unknown:
         raise TypeError(
             f'{key}: unexpected key {unknown[0]!r}; it takes {", ".join(sorted(known))}'
-        )
-    if loader.get('persistent_workers') and not loader.get('num_workers'):
-        raise ValueError(
-            f'{key}: persistent_workers=True needs num_workers of at least 1; '
-            f'set {key}.persistent_workers=False as well'
         )
     for part, registry in (('sampler', DATA_SAMPLERS), ('batch_sampler', DATA_SAMPLERS)):
         if isinstance(loader.get(part), dict):

@@ -14,7 +14,7 @@ from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
 from .snapshot_fence import SnapshotFence, change_weights_after
-from .stop_on_signal import StopOnSignal, counts_epochs
+from .stop_on_signal import StopOnSignal, counts_epochs, repeats_epochs
 
 INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
 
@@ -123,7 +123,7 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is not None:
             if not self.is_last_train_iter(runner):  # a failure is told where it counts: at the end
                 self._saving.settle()
-            self._stop.after_iteration(runner)
+            self._stop.after_iteration(runner, batch_idx)
 
     def after_train_epoch(self, runner: Any) -> None:
         super().after_train_epoch(runner)
@@ -146,6 +146,14 @@ class AsyncCheckpointHook(CheckpointHook):
                 self._saving = None
                 self._stop.end()
         super().after_train(runner)  # publishes what is durable now
+
+    def save_now(self, runner: Any) -> None:
+        """Between two iterations: save, and return when that is durable.
+
+        For who ends a training by an error of its own, as a loop does that gets no more batches.
+        """
+        if self._saving is not None and runner.iter:
+            self._save_on_stop(runner, runner.epoch, runner.iter)
 
     def _before_change(self) -> None:
         if self._saving is not None:
@@ -211,16 +219,14 @@ class AsyncCheckpointHook(CheckpointHook):
         assert self._saving is not None
         self._saving.finish()
         meta = dict(epoch=epoch, iter=iteration)
-        is_within_epoch = False
-        if counts_epochs(runner):
-            start = epoch * len(runner.train_dataloader)
-            is_within_epoch = iteration != start
-        if is_within_epoch:
+        start = epoch * len(runner.train_dataloader)
+        is_within_epoch = not counts_epochs(runner) or iteration != start
+        if is_within_epoch and repeats_epochs(runner):
             meta['iter'] = start  # the loop counts the iterations of the epoch again
             runner.logger.warning(
                 f'Epoch {epoch + 1} is not complete; when resumed, it is repeated from its start.'
             )
-        if self.by_epoch and (is_within_epoch or not counts_epochs(runner)):
+        if self.by_epoch and is_within_epoch:
             self._save_as(runner, INTERRUPTED, meta)
         else:
             step = epoch if self.by_epoch else iteration

@@ -70,13 +70,13 @@ class StopOnSignal:
         """No longer between two iterations."""
         self._rest = None
 
-    def after_iteration(self, runner: Any) -> None:
-        """The state is whole here."""
+    def after_iteration(self, runner: Any, batch: int) -> None:
+        """The state is whole here, behind so many batches of the epoch and this one."""
         if self._interrupts is None:
             return
         reached = (runner.epoch, runner.iter + 1)
         # The schedules have not seen the end of the epoch yet: see `after_epoch`.
-        if is_end_of_epoch(runner, *reached):
+        if is_end_of_epoch(runner, batch):
             return
         self._rest = reached  # first: a signal that comes now is met at once
         requested = self._interrupts.requested
@@ -165,10 +165,15 @@ def is_training(runner: Any) -> bool:
     return frame is not None
 
 
-def counts_epochs(runner: Any) -> bool:
+def repeats_epochs(runner: Any) -> bool:
     """Whether the loop can begin nowhere but at the start of an epoch."""
+    loop = runner.train_loop
+    return counts_epochs(runner) and not getattr(loop, 'resumes_within_epoch', False)
+
+
+def counts_epochs(runner: Any) -> bool:
     return isinstance(runner.train_loop, EpochBasedTrainLoop)
 
 
-def is_end_of_epoch(runner: Any, epoch: int, iteration: int) -> bool:
-    return counts_epochs(runner) and iteration == (epoch + 1) * len(runner.train_dataloader)
+def is_end_of_epoch(runner: Any, batch: int) -> bool:
+    return counts_epochs(runner) and batch + 1 == len(runner.train_dataloader)

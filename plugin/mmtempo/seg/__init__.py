@@ -1,6 +1,12 @@
 """What mmseg's own models need so that they don't wait for the device."""
 
+from . import transforms
 from .sparse_accuracy_head import build_sparse_accuracy_head, sparse_accuracy
 from .sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 
-__all__ = ['SparseSegDataPreProcessor', 'build_sparse_accuracy_head', 'sparse_accuracy']
+__all__ = [
+    'SparseSegDataPreProcessor',
+    'build_sparse_accuracy_head',
+    'sparse_accuracy',
+    'transforms',
+]

@@ -12,8 +12,11 @@ from mmengine.structures import BaseDataElement
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
 from ..core.device import to_device
+from ..core.prepared import take_prepared
 
 MAPS = ('gt_sem_seg', 'gt_edge_map', 'gt_depth_map')
+# Those that may come packed, as bytes.
+LABELS = MAPS[:2]
 Padding = tuple[int, int, int, int]
 
 
@@ -50,6 +53,8 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
             return super().cast_data(data)
         if isinstance(data, torch.Tensor):
             return to_device(data, self.device)
+        if hasattr(data, 'stacked'):  # a `SampleBatch`
+            return data.apply(self.cast_data)
         if isinstance(data, BaseDataElement):
             moved = data.new()
             for key, value in data.items():
@@ -61,22 +66,33 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         return super().cast_data(data)
 
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
-        originals = data.get('data_samples')
+        result = take_prepared(data, training) or self.prepare_ahead(data, training)
+        if training and self.batch_augments is not None:
+            batch, samples = self.batch_augments(result['inputs'], result['data_samples'])
+            return dict(inputs=batch, data_samples=samples)
+        return result
+
+    def prepare_ahead(self, data: dict, training: bool) -> dict[str, Any]:
+        """All but the batch augments, which draw random numbers in the order of the steps."""
+        originals, theirs = data.get('data_samples'), data['inputs']
         data = self.cast_data(data)
         images, samples = list(data['inputs']), data.get('data_samples')
         _check(images, samples)
+        _unpack_labels(samples or ())
         reverse = self._reverses_channels and images[0].size(0) == 3
         if training:
             paddings = self._place_in_training(images, samples, originals)
         else:
             paddings = self._place_in_testing(images, samples)
         if len({image.shape for image in images}) == 1:
-            batch = self._prepare(torch.stack(images), paddings[0], reverse)
+            stacked = data['inputs']
+            if not isinstance(stacked, torch.Tensor):
+                stacked = torch.stack(images)
+            batch = self._prepare(stacked, paddings[0], reverse)
+            batch = batch.clone() if batch is theirs else batch
         else:
             each = zip(images, paddings)
             batch = torch.stack([self._prepare(image, pad, reverse) for image, pad in each])
-        if training and self.batch_augments is not None:
-            batch, samples = self.batch_augments(batch, samples)
         return dict(inputs=batch, data_samples=samples)
 
     def _place_in_training(
@@ -97,7 +113,8 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
                     values = field.data
                     del field.data  # it may not change its shape while it is there
                     # Where it was there already, it is the data set's own.
-                    copied = values.device != getattr(original, name).data.device
+                    theirs = getattr(original, name).data
+                    copied = (values.device, values.dtype) != (theirs.device, theirs.dtype)
                     field.data = self._pad_map(values, padding, copied)
                     pad_shape = field.shape
             sample.set_metainfo(
@@ -150,6 +167,21 @@ def _check(images: Sequence[torch.Tensor], samples: Sequence[Any] | None) -> Non
         raise ValueError(
             f'the batch has {len(images)} images (inputs), but {len(samples)} data_samples'
         )
+
+
+def _unpack_labels(samples: Sequence[Any]) -> None:
+    """Make int64 of labels that came as bytes."""
+    stacked = getattr(samples, 'stacked', {})
+    for name in LABELS:
+        together = stacked[name].long() if _is_packed(stacked.get(name)) else None
+        for place, sample in enumerate(samples):
+            field = getattr(sample, name) if name in sample else None
+            if field is not None and _is_packed(field.data):
+                field.data = field.data.long() if together is None else together[place]
+
+
+def _is_packed(values: torch.Tensor | None) -> bool:
+    return values is not None and values.dtype == torch.uint8
 
 
 def _paddings(

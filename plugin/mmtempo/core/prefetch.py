@@ -1,0 +1,125 @@
+"""Hands out batches that are on the device already, each brought there one step ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from .device import SideStream
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def __next__(self) -> Any:
+        """The next batch; waits for it."""
+
+    def ready(self) -> bool:
+        """Whether the next one is there without waiting."""
+
+
+class _Staged(NamedTuple):
+    batch: Any
+    event: Any
+
+
+class DevicePrefetcher(Iterator):
+    """An iterator over staged batches, one batch ahead; the host never waits for the device.
+
+    ::
+
+        asked for batch        N                     N+1                   N+2
+        host         N out, N+1 staged, step N | N+1 out, N+2 staged, step N+1 | ...
+        side stream        |   copy N+1        |       |   copy N+2    |
+        computing          |        step N             |       step N+1     ...
+
+    A batch is staged before the step in front of it is given to the device, so that the two run
+    side by side, also where something in the step waits for the device. If it has not come from
+    the source by then, it is staged when it is asked for.
+
+    What keeps each byte as long as it is read:
+
+    - A batch is handed out behind its event: computing does not begin before its copy is done.
+    - Each staging begins behind all that the device was given before. The allocator gives memory
+      of the side stream to the side stream only, so that whatever is let go of, even in the
+      middle of a step, is not written to before its last reader is done. That takes no
+      `record_stream`, after which memory comes back late, and costs nothing: the step that runs
+      beside the copy is given to the device after it.
+    - The batch on the host stays in a slot of the side stream until its copy is done.
+
+    An error, of the source or in staging, is raised when its batch is asked for, once.
+
+    Args:
+        source: Batches on the host; the caller closes it.
+        stage: Starts copies of a batch, and what else prepares it, without waiting. None, and
+            no side stream, hands out batches as they are, as for the CPU. Defaults to None.
+        side: Where that runs; it may serve one prefetcher after the other. Defaults to None.
+        clock: Gives seconds; `time.perf_counter` where it is left out.
+
+    Attributes:
+        starved: Batches that were not there when they were asked for, the first one among them.
+        waited: Seconds that the host waited for those.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        stage: Callable[[Any], Any] | None = None,
+        side: SideStream | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if (stage is None) != (side is None):
+            raise ValueError('stage and side stream go together: pass both or none')
+        self.starved = 0
+        self.waited = 0.0
+        self._source, self._stage, self._side, self._clock = source, stage, side, clock
+        self._ahead: _Staged | Exception | None = None
+        self._is_closed = False
+
+    def __next__(self) -> Any:
+        if self._is_closed:
+            raise StopIteration
+        following, self._ahead = self._ahead, None
+        if following is None:
+            following = self._fetch(starving=not self._source.ready())
+        if isinstance(following, Exception):
+            self.close()
+            try:
+                raise following
+            finally:
+                del following  # or it would hold itself, and the batch with it
+        if self._side is not None:
+            self._side.hold(following.event)
+            self._side.release()
+            if self._source.ready():
+                self._ahead = self._fetch(starving=False)
+        return following.batch
+
+    def close(self) -> None:
+        """Let go of what was staged; batches on the host leave when their copies are done."""
+        self._is_closed, self._ahead = True, None
+        if self._side is not None:
+            self._side.release()
+
+    def _fetch(self, starving: bool) -> _Staged | Exception:
+        """The source's next batch, or what came instead: it has to wait for its turn."""
+        start = self._clock()
+        try:
+            batch = next(self._source)
+            if starving:
+                self.starved += 1
+                self.waited += self._clock() - start
+            return self._start(batch)
+        except Exception as error:
+            return error
+
+    def _start(self, batch: Any) -> _Staged:
+        if self._stage is None or self._side is None:
+            return _Staged(batch, None)
+        with self._side.beside():
+            try:
+                staged = self._stage(batch)
+            finally:
+                event = self._side.keep(batch)  # some copies may be on their way also if it fails
+        return _Staged(staged, event)

@@ -1,0 +1,194 @@
+"""From a stream of tickets to batches, in order; and what to say where none comes."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.background import Background
+from ..core.host_limits import oom_kills
+from .batch_stream import Place, Ticket
+from .deaths import why_os_error, why_worker_died
+from .errors import LoaderError
+from .worker import Board
+from .worker_pool import WorkerPool
+
+# What may come of a worker's death, and seconds until that itself is known.
+LOST = (OSError, EOFError, RuntimeError)
+SETTLED = 1.0
+# Seconds between looks whether the workers live.
+LOOK_EVERY = 0.25
+# What a sample's own description of itself is looked for under.
+NAMES = ('img_path', 'token', 'img_id', 'seg_map_path')
+
+
+@dataclass
+class Waiting:
+    """What the training has waited for its batches.
+
+    Attributes:
+        batches: It was given.
+        starved: Of them were not there when they were asked for.
+        seconds: Waited for those.
+    """
+
+    batches: int = 0
+    starved: int = 0
+    seconds: float = 0.0
+
+
+class Pipeline:
+    """An iterator over batches, fed from a stream by whoever takes them.
+
+    The stream is drawn here, by the training's own thread, and not by that of the workers:
+    samplers may draw from the global generators.
+
+    Args:
+        stream: Tickets of each batch, and the place behind it.
+        pool: Makes batches of tickets.
+        board: Where workers write what they are at.
+        dataset: Whose samples are named in messages.
+        timeout: Seconds to wait for a batch; 0 waits for good.
+        name: The config's key, for messages.
+        waiting: Is kept up to date.
+    """
+
+    def __init__(
+        self,
+        stream: Iterator[tuple[list[Ticket], Place]],
+        pool: WorkerPool,
+        board: Board,
+        dataset: Any,
+        timeout: float,
+        name: str,
+        waiting: Waiting,
+    ) -> None:
+        self._stream, self._pool, self._board = stream, pool, board
+        self._dataset, self._timeout, self._name = dataset, timeout, name
+        self._waiting = waiting
+        self._given: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
+        self._on_their_way: collections.deque[list[Ticket]] = collections.deque()
+        self._places: collections.deque[Place] = collections.deque()
+        self._ended = False
+        self._ooms = oom_kills()
+        self._ahead = pool.ahead
+        board.clear()
+        self._give()
+        self._source = pool.begin(self._given)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def ready(self) -> bool:
+        """Whether the next batch is there."""
+        return isinstance(self._source, Background) and self._source.ready()
+
+    def __next__(self) -> Any:
+        self._give()
+        self._waiting.batches += 1
+        start = None if self.ready() else time.perf_counter()
+        try:
+            batch = self._take()
+        except StopIteration:
+            self._waiting.batches -= 1
+            raise
+        if start is not None:
+            self._waiting.starved += 1
+            self._waiting.seconds += time.perf_counter() - start
+        self._on_their_way.popleft()
+        return batch
+
+    def delivered(self) -> Place:
+        """The place behind the batch that the training has been given now."""
+        return self._places.popleft()
+
+    def close(self) -> None:
+        self._pool.stop()
+
+    def _give(self) -> None:
+        # One more than the workers need: it may be on a device already.
+        while not self._ended and len(self._places) <= self._ahead:
+            tickets, place = next(self._stream, (None, None))
+            self._given.put(tickets)
+            if tickets is None or place is None:
+                self._ended = True
+                return
+            self._on_their_way.append(tickets)
+            self._places.append(place)
+
+    def _take(self) -> Any:
+        try:
+            if isinstance(self._source, Background):
+                return self._take_from(self._source)
+            return next(self._source)
+        except (StopIteration, LoaderError):
+            raise
+        except Exception as error:
+            # A batch that a dead worker has made cannot be fetched from it any more: the error is
+            # one of a connection, or torch's, which knows less.
+            codes = self._pool.exit_codes(SETTLED if isinstance(error, LOST) else 0)
+            raise LoaderError(self._why_dead(codes) if codes else self._why(error)) from error
+
+    def _take_from(self, source: Background) -> Any:
+        start = time.monotonic()
+        while True:
+            try:
+                return source.take(LOOK_EVERY)
+            except queue.Empty:
+                codes = self._pool.exit_codes()
+                if codes:
+                    raise LoaderError(self._why_dead(codes)) from None
+                if self._timeout and time.monotonic() - start >= self._timeout:
+                    raise LoaderError(self._why_late()) from None
+
+    def _why_late(self) -> str:
+        text = f'{self._name}: no batch for {self._timeout:g} seconds'
+        doing = self._board.doing()
+        if doing:
+            text += '; ' + '; '.join(
+                f'worker {one.worker} (process {one.process}) has been at '
+                f'{self._called(one.index)} for {one.seconds:.0f} s'
+                for one in doing[:4]
+            )
+        return (
+            f'{text}. A file on a lost mount, or a lock held by a thread that was not forked; if '
+            f'samples do take that long, set {self._name}.timeout (seconds, 0 waits for good)'
+        )
+
+    def _why(self, error: Exception) -> str:
+        batch = [ticket.sample for ticket in (self._on_their_way or [[]])[0]]
+        failed = [index for index in self._board.failed() if index in batch]
+        what = self._called(failed[0]) if failed else f'the batch of samples {batch}'
+        # Torch puts the worker's traceback before the message.
+        lines = str(error).strip().splitlines() or ['']
+        reason = lines[-1].removeprefix(f'{type(error).__name__}: ')
+        text = f'{self._name}: {what}: {type(error).__name__}: {reason}'
+        limit = why_os_error(error)
+        return f'{text}; {limit}' if limit else text
+
+    def _why_dead(self, codes: dict[int, int]) -> str:
+        doing = self._board.doing()
+        # One that fails is the reason why the others end.
+        pid, code = max(codes.items(), key=lambda one: one[1] != 0)
+        at = [one for one in doing if one.process == pid]
+        where = f' at {self._called(at[0].index)}' if at else ''
+        number = f'worker {at[0].worker}' if at else 'a worker'
+        why = why_worker_died(code, oom_before=self._ooms)
+        return f'{self._name}: {number} (process {pid}) died{where}: {why}'
+
+    def _called(self, index: int) -> str:
+        """What a sample is called in a message."""
+        info: Any = None
+        if hasattr(self._dataset, 'get_data_info'):
+            try:
+                info = self._dataset.get_data_info(index)
+            except Exception:  # whatever it is, the message is about something else
+                info = None
+        names = (
+            [str(info[name]) for name in NAMES if name in info] if isinstance(info, dict) else []
+        )
+        return f'sample {index} ({names[0]})' if names else f'sample {index}'

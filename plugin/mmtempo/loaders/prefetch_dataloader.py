@@ -1,0 +1,191 @@
+"""Batches that are there before they are needed, from any place of the stream on."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .batch_stream import BatchStream, Place
+from .errors import LoaderError
+from .pipeline import Pipeline, Waiting
+from .preflight import LoaderPlan
+from .worker import Board, SeededDataset, WorkerStart
+from .worker_pool import Feed, WorkerPool
+
+Stage = Callable[[Iterator], Iterator]
+
+
+class PrefetchDataLoader:
+    """Stands where torch's `DataLoader` does, for loops that want to go on where they ended.
+
+    ::
+
+        BatchStream --tickets--> workers (torch's) --batches--> thread --> [device] --> training
+          seed, place             seeded per sample              2 ahead     1 ahead
+
+    Every sample is made with the randomness of its ticket, so that batches are the same for any
+    number of workers. `place` counts what the training was given, not what is on its way;
+    `seek` goes to any place without making a sample.
+
+    Args:
+        dataset: The data set.
+        sampler: Of the samples of this process.
+        batch_sampler: Makes batches of it.
+        plan: Workers, batches ahead, pinning.
+        seed: Of all randomness.
+        rank: Of this process. Defaults to 0.
+        processes: How many there are. Defaults to 1.
+        endless: Whether epoch follows on epoch, as in training, with the next one's first
+            batches made during the last ones of this. Defaults to False.
+        collate_fn: Makes a batch of samples. Defaults to None: torch's.
+        start: What each worker does first. Defaults to None.
+        timeout: Seconds to wait for a batch of the workers, before it is an error; 0 waits for
+            good. Defaults to 600.
+        context: How workers are started, as 'fork' or 'spawn'. Defaults to None: as
+            multiprocessing is set.
+        name: The config's key, for messages. Defaults to 'dataloader'.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        sampler: Any,
+        batch_sampler: Any,
+        plan: LoaderPlan,
+        seed: int,
+        rank: int = 0,
+        processes: int = 1,
+        endless: bool = False,
+        collate_fn: Callable[[list], Any] | None = None,
+        start: WorkerStart | None = None,
+        timeout: float = 600,
+        context: Any = None,
+        name: str = 'dataloader',
+    ) -> None:
+        self.dataset, self.sampler, self.batch_sampler = dataset, sampler, batch_sampler
+        self.batch_size = getattr(batch_sampler, 'batch_size', None)
+        self.drop_last = getattr(batch_sampler, 'drop_last', False)
+        self.plan = plan
+        self.num_workers, self.prefetch_factor = plan.num_workers, plan.prefetch_factor
+        self.pin_memory, self.persistent_workers = plan.pin_memory, plan.persistent_workers
+        self.collate_fn, self.timeout, self.name = collate_fn, timeout, name
+        self.seed, self.rank, self.processes = seed, rank, processes
+        self.place = Place(processes=processes)
+        self.waiting = Waiting()
+        self._endless = endless
+        self._stage: Stage | None = None
+        self._board = Board(plan.num_workers)
+        arguments: dict[str, Any] = dict(
+            collate_fn=collate_fn,
+            pin_memory=plan.pin_memory,
+            worker_init_fn=start or WorkerStart(),
+            generator=torch.Generator(),  # it draws a number that nobody needs
+        )
+        if plan.num_workers:
+            arguments.update(
+                num_workers=plan.num_workers,
+                prefetch_factor=plan.prefetch_factor,
+                persistent_workers=plan.persistent_workers,
+                multiprocessing_context=context,
+            )
+        seeded = SeededDataset(dataset, self._board)
+        self._pool = WorkerPool(functools.partial(_torch_loader, seeded, arguments))
+        self._pipeline: Pipeline | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._end = weakref.finalize(self, self._pool.close)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the epoch; where it is not endless, all of it."""
+        if not self._endless:
+            self.seek(Place(processes=self.processes))
+        epoch = self.place.epoch
+        while self.place.epoch == epoch:
+            try:
+                batch = self.take()
+            except StopIteration:
+                return
+            yield batch
+
+    def take(self) -> Any:
+        """The next batch; StopIteration at the end, which an endless one does not have."""
+        if self._pipeline is None:
+            self._begin()
+        assert self._pipeline is not None
+        try:
+            batch = next(self._batches)
+        except LoaderError:
+            self._drop()  # the next one begins where this has failed
+            raise
+        self.place = self._pipeline.delivered()
+        return batch
+
+    def seek(self, place: Place, seed: int | None = None) -> None:
+        """Go on behind a place; what is on its way is thrown away.
+
+        Args:
+            place: How far the stream was delivered.
+            seed: Of the stream. Defaults to None: as it was.
+        """
+        self._drop()
+        self.place = place
+        if seed is not None:
+            self.seed = seed
+            for sampler in (self.sampler, self.batch_sampler):
+                if hasattr(sampler, 'seed'):
+                    sampler.seed = seed
+
+    def stage_with(self, stage: Stage | None) -> None:
+        """Bring batches to a device.
+
+        Args:
+            stage: Makes an iterator over batches there of one over batches here; what it takes
+                from also has `ready`. None leaves them on the host.
+        """
+        self._stage = stage
+
+    def close(self) -> None:
+        """End the workers; the next batch starts them again, at the same place."""
+        self._drop()
+        self._pool.close()
+
+    @property
+    def _iterator(self) -> Any:
+        """None is set by hooks that exchange transforms, of which workers have a copy."""
+        return self._pipeline
+
+    @_iterator.setter
+    def _iterator(self, value: None) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        stream = BatchStream(self.sampler, self.batch_sampler, self.seed, self.rank, self.processes)
+        self._pipeline = Pipeline(
+            stream.from_place(self.place, self._endless),
+            self._pool,
+            self._board,
+            self.dataset,
+            self.timeout,
+            self.name,
+            self.waiting,
+        )
+        self._batches = self._stage(self._pipeline) if self._stage else self._pipeline
+
+    def _drop(self) -> None:
+        pipeline, self._pipeline, self._batches = self._pipeline, None, iter(())
+        if pipeline is not None:
+            pipeline.close()
+
+
+def _torch_loader(dataset: SeededDataset, arguments: dict[str, Any], feed: Feed) -> DataLoader:
+    with warnings.catch_warnings():  # of many workers; the plan has said it already
+        warnings.filterwarnings('ignore', 'This DataLoader will create', UserWarning)
+        return DataLoader(dataset, batch_sampler=feed, **arguments)

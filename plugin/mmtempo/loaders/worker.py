@@ -1,0 +1,165 @@
+"""What runs in the worker processes of a loader, and what they tell of themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from ..core.randomness import seed_generators, seeded
+from .batch_stream import Ticket
+
+IDLE, BUSY = range(2)
+STATE, INDEX, SINCE, PROCESS, FAILED = range(5)
+NONE = -1
+THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a worker is at, or was when it ended.
+
+    Attributes:
+        worker: Its number.
+        process: Its process ID.
+        index: The sample in the data set.
+        seconds: How long it has been at it.
+    """
+
+    worker: int
+    process: int
+    index: int
+    seconds: float
+
+
+class Board:
+    """Where workers write what they are at; still legible when they are dead.
+
+    Args:
+        workers: How many; without any, the training's own process writes.
+    """
+
+    def __init__(self, workers: int) -> None:
+        # Shared by its handle also with spawned workers. One row each, so that nobody waits.
+        self._rows = torch.zeros(max(workers, 1), 5, dtype=torch.int64).share_memory_()
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody has begun."""
+        self._rows[:, STATE] = IDLE
+        self._rows[:, FAILED] = NONE
+
+    def begin(self, worker: int, index: int) -> None:
+        row = self._rows[worker]
+        row[INDEX], row[SINCE], row[PROCESS] = index, time.monotonic_ns(), os.getpid()
+        row[STATE] = BUSY
+
+    def fail(self, worker: int) -> None:
+        """Only the first is kept: batches come in order, and so do their errors."""
+        row = self._rows[worker]
+        if row[FAILED] == NONE:
+            row[FAILED] = row[INDEX]
+        row[STATE] = IDLE
+
+    def end(self, worker: int) -> None:
+        self._rows[worker, STATE] = IDLE
+
+    def doing(self) -> list[Doing]:
+        """Of those that are at a sample; the longest first."""
+        now = time.monotonic_ns()
+        found = [
+            Doing(worker, process, index, (now - since) / 1e9)
+            for worker, (state, index, since, process, _) in enumerate(self._rows.tolist())
+            if state != IDLE
+        ]
+        return sorted(found, key=lambda one: -one.seconds)
+
+    def failed(self) -> list[int]:
+        """Samples that raised an error, the first one of each worker."""
+        return [index for index in self._rows[:, FAILED].tolist() if index != NONE]
+
+
+class SeededDataset(Dataset):
+    """Makes samples of tickets: with the randomness of their key, whichever process does it.
+
+    Args:
+        dataset: The data set.
+        board: Where is written which sample is being made.
+    """
+
+    def __init__(self, dataset: Any, board: Board) -> None:
+        self.dataset = dataset
+        self._board = board
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, ticket: Ticket) -> Any:
+        worker = get_worker_info()
+        number = 0 if worker is None else worker.id
+        self._board.begin(number, ticket.sample)
+        try:
+            if worker is None:
+                with seeded(*ticket.key):  # the model draws in this process
+                    sample = self.dataset[ticket.sample]
+            else:
+                seed_generators(*ticket.key)
+                sample = self.dataset[ticket.sample]
+        except Exception:
+            self._board.fail(number)
+            raise
+        self._board.end(number)
+        return sample
+
+
+class WorkerStart:
+    """What a worker does first.
+
+    Args:
+        then: The config's own `worker_init_fn`. Defaults to None.
+        only_first_warns: Whether warnings of all other workers are dropped. Defaults to False.
+    """
+
+    def __init__(
+        self, then: Callable[[int], None] | None = None, only_first_warns: bool = False
+    ) -> None:
+        self._then = then
+        self._only_first_warns = only_first_warns
+
+    def __call__(self, worker: int) -> None:
+        # A Ctrl-C at the terminal, or a scheduler's SIGTERM, goes to the whole group; the
+        # training ends its iteration and saves, and then ends its workers.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        # The workers are the parallelism. Under spawn nothing of the parent's setting is left.
+        cv2.setNumThreads(0)
+        cv2.ocl.setUseOpenCL(False)
+        torch.set_num_threads(1)
+        if self._only_first_warns and worker:
+            warnings.simplefilter('ignore')
+        if self._then is not None:
+            self._then(worker)
+
+
+@contextlib.contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Libraries that processes started inside load have one thread; they read it at their start."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, '1'))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,133 @@
+"""The worker processes of a loader: torch's, started and ended so that nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..core.background import Background
+from .batch_stream import Ticket
+from .worker import one_thread_each
+
+# Batches in the training's own process, beside those that each worker has ahead.
+AHEAD = 2
+# Seconds that a worker has to end, before it is killed.
+PATIENCE = 2.0
+
+
+class Feed:
+    """A batch sampler that waits for what it is given; None ends it."""
+
+    def __init__(self) -> None:
+        self.batches: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[list[Ticket]]:
+        batches = self.batches
+        while (tickets := batches.get()) is not None:
+            yield tickets
+
+
+class WorkerPool:
+    """Runs torch's loader in a thread, over one feed after the other.
+
+    Torch has the main thread interrupted wherever it is, within the optimizer if need be, when
+    a worker dies. It does not where the loader is run by another thread: then the error comes
+    with the batch.
+
+    Args:
+        make: Makes torch's loader over a feed.
+    """
+
+    def __init__(self, make: Callable[[Feed], DataLoader]) -> None:
+        self._make = make
+        self._feed = Feed()
+        self._loader: DataLoader | None = None
+        self._background: Background | None = None
+        self._processes: list[Any] = []
+
+    @property
+    def ahead(self) -> int:
+        """How many batches must have been given, before the first one comes."""
+        loader = self._made()
+        if not loader.num_workers:
+            return 1
+        return loader.num_workers * (loader.prefetch_factor or 1) + AHEAD + 2
+
+    def begin(self, batches: queue.SimpleQueue) -> Background | Iterator[Any]:
+        """Make batches of what is given there; an iterator, or what has one in a thread."""
+        loader = self._made()
+        self._feed.batches = batches
+        if not loader.num_workers:
+            return iter(loader)
+        device = _current_device()
+
+        def make() -> Iterator[Any]:
+            if device is not None:  # a thread begins on the first one, and would pin for that
+                torch.accelerator.set_device_index(device)
+            with one_thread_each(), warnings.catch_warnings():
+                # Of many workers; the plan has said it already.
+                warnings.filterwarnings('ignore', 'This DataLoader will create', UserWarning)
+                iterator = iter(loader)
+            # Among `active_children` one that has died already would be missing.
+            self._processes = list(getattr(iterator, '_workers', ()))
+            return iterator
+
+        self._background = Background(make, AHEAD)
+        return self._background
+
+    def exit_codes(self, timeout: float = 0) -> dict[int, int]:
+        """Of those that have ended, by process ID.
+
+        Args:
+            timeout: Seconds to wait for the first one. Defaults to 0.
+        """
+        ended = wait([one.sentinel for one in self._processes], timeout)
+        for process in self._processes:
+            if process.sentinel in ended:
+                process.join()  # its files are closed, and next it is a process no more
+        found = {one.pid: one.exitcode for one in self._processes}
+        return {pid: code for pid, code in found.items() if code is not None}
+
+    def stop(self) -> None:
+        """Make no more batches; workers that persist wait for the next `begin`."""
+        background, self._background = self._background, None
+        if background is not None:
+            self._feed.batches.put(None)
+            patience = 0 if self.exit_codes() else PATIENCE
+            if not background.close(patience):  # a sample takes that long, or hangs
+                self._kill()
+
+    def close(self) -> None:
+        """End the workers."""
+        self.stop()
+        self._loader = None  # asks them to, and waits a little
+        for process in self._processes:
+            process.join(PATIENCE)
+        self._kill()
+
+    def _made(self) -> DataLoader:
+        if self._loader is None:
+            self._loader = self._make(self._feed)
+        return self._loader
+
+    def _kill(self) -> None:
+        # SIGTERM they ignore: it is the training that decides.
+        for process in self._processes:
+            with contextlib.suppress(ValueError):  # closed already
+                process.kill()
+                process.join()
+        self._processes = []
+        self._loader = None
+
+
+def _current_device() -> int | None:
+    if not hasattr(torch, 'accelerator'):  # before torch 2.6
+        return None
+    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None

@@ -1,0 +1,34 @@
+"""Tests on batches that are there before they are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmengine.registry import LOOPS
+from mmengine.runner import TestLoop
+
+from .prefetching import build, prefetch_to_device
+
+
+@LOOPS.register_module()
+class PrefetchTestLoop(TestLoop):
+    """mmengine's `TestLoop` with a prefetching loader.
+
+    Example::
+
+        test_cfg = dict(type='PrefetchTestLoop')
+
+    Args:
+        runner: The runner.
+        dataloader: A stock dataloader dict, see `build_prefetch_dataloader`. A loader that is
+            built already is used as `TestLoop` does.
+        **kwargs: As for `TestLoop`.
+    """
+
+    def __init__(self, runner: Any, dataloader: Any, **kwargs: Any) -> None:
+        super().__init__(runner, build(runner, dataloader, 'test_dataloader'), **kwargs)
+
+    def run(self) -> dict:
+        """Evaluate; returns the metrics."""
+        prefetch_to_device(self.dataloader, self.runner.model, training=False)
+        return super().run()

@@ -1,0 +1,104 @@
+"""What all prefetching loops do with their loader."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from mmengine.hooks import CheckpointHook
+
+from ..core.device import SideStream
+from ..core.prefetch import DevicePrefetcher
+from ..loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
+from .staging import stage_for
+
+# In the message hub, which every checkpoint carries.
+PLACE = 'train_loader_place'
+
+
+def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any:
+    """The loader that a config describes; one that is built already stays what it is."""
+    if not isinstance(dataloader, dict):
+        return dataloader
+    return build_prefetch_dataloader(
+        dataloader,
+        seed=runner.seed,
+        diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False),
+        endless=endless,
+        name=name,
+    )
+
+
+def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
+    """Have batches brought to where the model is, one ahead."""
+    if not isinstance(loader, PrefetchDataLoader):
+        return
+    stage = stage_for(model, training)
+    if stage is None:
+        loader.stage_with(None)
+    else:
+        side = SideStream(stage.device)
+        loader.stage_with(functools.partial(DevicePrefetcher, stage=stage, side=side))
+
+
+class TrainingBatches(Iterator):
+    """Takes batches of a training's loader, and keeps in its checkpoints how far that is.
+
+    Args:
+        runner: Of the training.
+        loader: Of the training.
+    """
+
+    def __init__(self, runner: Any, loader: PrefetchDataLoader) -> None:
+        self._runner, self._loader = runner, loader
+
+    def __next__(self) -> Any:
+        try:
+            return self._loader.take()
+        except LoaderError as error:
+            save_before_the_end(self._runner, error)
+            raise
+
+    def resume(self, fallback: Place) -> None:
+        """Go to where the checkpoint was; where it does not say, to the fallback."""
+        found = dict(self._runner.message_hub.runtime_info.get(PLACE) or {})
+        seed = found.pop('seed', None)
+        place = Place(**found) if found else fallback
+        self._loader.seek(place, seed)
+        counted = '' if found else ' by count: the checkpoint does not say where'
+        self._runner.logger.info(
+            f'{self._loader.name}: goes on in epoch {place.epoch + 1} behind {place.samples} '
+            f'samples{counted}'
+        )
+
+    def note(self) -> None:
+        """A checkpoint of this iteration is behind the batch that it was given."""
+        place = dict(self._loader.place.as_dict(), seed=self._loader.seed)
+        self._runner.message_hub.update_info(PLACE, place)
+
+    def tell(self) -> None:
+        """What the loader has to say of itself, for the log."""
+        waiting, name = self._loader.waiting, self._loader.name
+        lines = [
+            f'{name}: {waiting.starved} of {waiting.batches} batches were late, the training has '
+            f'waited {waiting.seconds:.1f} s for them'
+        ]
+        if hasattr(self._loader.dataset, 'describe'):
+            lines.append(f'{name}: {self._loader.dataset.describe()}')
+        for line in lines:
+            self._runner.logger.info(line)
+
+
+def save_before_the_end(runner: Any, error: LoaderError) -> None:
+    """No batch comes, but the state is whole: nothing of it need be lost."""
+    runner.logger.error(str(error))
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook):
+            if hasattr(hook, 'save_now'):
+                hook.save_now(runner)
+            else:
+                runner.save_checkpoint(
+                    hook.out_dir, 'interrupted.pth', meta=dict(epoch=runner.epoch, iter=runner.iter)
+                )
+            return

@@ -1,0 +1,50 @@
+"""Data sets whose samples fail in every way there is."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+class Noisy(Dataset):
+    """Twenty-three samples, each with a draw from every generator."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        draws = random.getrandbits(30), np.random.randint(1 << 30), int(torch.randint(1 << 30, ()))
+        return dict(inputs=torch.tensor([index, *draws]))
+
+
+class Failing(Noisy):
+    """Fails at sample 6.
+
+    Args:
+        how: 'raise', 'die' as by the kernel's hand, 'hang', or 'exit'.
+    """
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def get_data_info(self, index: int) -> dict[str, str]:
+        return dict(img_path=f'pictures/{index}.png')
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 6:
+            if self.how == 'raise':
+                raise ZeroDivisionError('no such pixel')
+            if self.how == 'die':
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == 'exit':
+                os._exit(3)
+            if self.how == 'hang':
+                time.sleep(600)
+        return super().__getitem__(index)

@@ -1,0 +1,240 @@
+"""The same batches whoever makes them; and what happens when nobody does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmtempo.core.randomness import generator_states
+from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
+
+from ..conftest import ROOT
+from .limits import low_nofile
+from .samples import Failing, Noisy
+
+
+def build(dataset: Any = None, endless: bool = True, **options: Any) -> PrefetchDataLoader:
+    cfg: dict[str, Any] = dict(
+        dataset=dataset or Noisy(),
+        sampler=dict(type='DefaultSampler', shuffle=True),
+        batch_size=4,
+        num_workers=0,
+    )
+    return build_prefetch_dataloader({**cfg, **options}, seed=3, endless=endless)
+
+
+def taken(loader: PrefetchDataLoader, count: int) -> list[list]:
+    return [[one.tolist() for one in loader.take()['inputs']] for _ in range(count)]
+
+
+def of_epoch(loader: PrefetchDataLoader) -> list[list]:
+    return [[one.tolist() for one in batch['inputs']] for batch in loader]
+
+
+SAMPLERS = [
+    dict(type='InfiniteSampler'),
+    dict(type='DefaultSampler', shuffle=True),
+    # Draws from torch's global generator.
+    torch.utils.data.RandomSampler(Noisy()),
+]
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS, ids=['infinite', 'default', 'random'])
+def test_any_number_of_workers_makes_the_same_batches(sampler: Any) -> None:
+    alone = build(sampler=sampler)
+    expected = taken(alone, 9)
+    place, following = alone.place, taken(alone, 8)
+    for workers, context in ((1, 'fork'), (3, 'fork')):
+        loader = build(sampler=sampler, num_workers=workers, multiprocessing_context=context)
+        assert taken(loader, 9) == expected
+        assert loader.place == place
+        loader.close()
+        again = build(sampler=sampler, num_workers=workers)
+        again.seek(place)
+        assert taken(again, 8) == following
+        again.close()
+    drawn = [sample for batch in expected + following for sample in map(tuple, batch)]
+    assert len(set(drawn)) == len(drawn)  # each epoch has other randomness
+
+
+def test_spawned_workers_make_the_same_batches() -> None:
+    alone, spawned = build(), build(num_workers=1, multiprocessing_context='spawn')
+    assert taken(alone, 9) == taken(spawned, 9)
+    spawned.close()
+
+
+def test_nobody_notices_what_samples_draw() -> None:
+    """Not the model, which draws from the same generators in this process."""
+    before = generator_states()
+    for workers in (0, 1):
+        loader = build(num_workers=workers, sampler=SAMPLERS[2])
+        taken(loader, 8)
+        loader.close()
+    after = generator_states()
+    assert before[0] == after[0]
+    assert np.array_equal(before[1][1], after[1][1])
+    assert torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_an_evaluation_is_the_same_each_time(workers: int) -> None:
+    loader = build(endless=False, num_workers=workers)
+    first = of_epoch(loader)
+    assert len(first) == len(loader) == 6
+    assert [len(batch) for batch in first] == [4] * 5 + [3]
+    iterator = iter(loader)
+    next(iterator)  # and then given up
+    assert of_epoch(loader) == first
+    pids = {one.pid for one in loader._pool._processes}
+    assert of_epoch(loader) == first
+    assert {one.pid for one in loader._pool._processes} == pids
+    loader.close()
+
+
+def test_epochs_of_a_training_follow_without_a_new_start() -> None:
+    loader = build(num_workers=2)
+    assert len(of_epoch(loader)) == 6
+    assert loader.place == Place(1, 0, 0)
+    pids = {one.pid for one in loader._pool._processes}
+    assert len(of_epoch(loader)) == 6
+    assert {one.pid for one in loader._pool._processes} == pids
+    loader.close()
+
+
+def test_other_processes_and_batch_sizes_go_on_in_the_same_stream() -> None:
+    """Four processes of two samples after two of four."""
+    streams = {}
+    for processes, size in ((2, 4), (4, 2)):
+        for rank in range(processes):
+            loader = build(batch_size=size)
+            loader.sampler.rank, loader.sampler.world_size = rank, processes
+            loader.sampler.num_samples = -(-23 // processes)
+            loader.sampler.total_size = loader.sampler.num_samples * processes
+            loader.rank, loader.processes = rank, processes
+            if processes == 4:
+                loader.seek(Place(0, batches=1, samples=8, processes=2))
+            streams[processes, rank] = taken(loader, 4)
+    second = [sample for rank in range(2) for sample in streams[2, rank][1]]
+    after = [sample for rank in range(4) for sample in streams[4, rank][0]]
+    # Samples with the randomness that they would have had.
+    assert sorted(second) == sorted(after)
+
+
+def test_workers_leave_signals_to_the_training() -> None:
+    """A scheduler's SIGTERM goes to all processes; the training still needs batches."""
+    loader = build(num_workers=2)
+    expected = taken(build(), 12)
+    assert taken(loader, 2) == expected[:2]
+    workers = list(loader._pool._processes)
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGINT)
+    assert taken(loader, 10) == expected[2:]
+    loader.close()
+    assert all(worker.exitcode is not None for worker in workers)
+    assert not set(multiprocessing.active_children()) & set(workers)
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_sample_that_raises(workers: int) -> None:
+    loader = build(Failing('raise'), num_workers=workers)
+    with pytest.raises(LoaderError) as found:
+        taken(loader, 6)
+    assert str(found.value) == (
+        'dataloader: sample 6 (pictures/6.png): ZeroDivisionError: no such pixel'
+    )
+    assert isinstance(found.value.__cause__, ZeroDivisionError)
+    loader.close()
+
+
+@pytest.mark.parametrize(('how', 'why'), [('die', 'SIGKILL'), ('exit', 'exit code 3')])
+def test_a_worker_that_dies(how: str, why: str) -> None:
+    loader = build(Failing(how), num_workers=2)
+    with pytest.raises(LoaderError, match=r'died at sample 6 \(pictures/6.png\)') as found:
+        taken(loader, 6)
+    assert why in str(found.value)
+    loader.close()
+    assert not [one for one in multiprocessing.active_children() if one in loader._pool._processes]
+
+
+def test_a_sample_that_hangs() -> None:
+    loader = build(Failing('hang'), num_workers=2, timeout=1)
+    with pytest.raises(LoaderError, match=r'no batch for 1 seconds; worker \d .*pictures/6.png'):
+        taken(loader, 6)
+    workers = list(loader._pool._processes)
+    loader.close()
+    assert all(worker.exitcode is not None for worker in workers)
+
+
+def test_an_error_can_be_gone_past() -> None:
+    """After it, the loader goes on where it was told to."""
+    loader = build(Failing('raise'), num_workers=1)
+    with pytest.raises(LoaderError):
+        taken(loader, 6)
+    place = loader.place
+    with pytest.raises(LoaderError):
+        loader.take()
+    loader.dataset.how = 'nothing'
+    loader.close()
+    loader.seek(place)
+    good = build(Failing('nothing'))
+    good.seek(place)
+    assert taken(loader, 3) == taken(good, 3)
+    loader.close()
+
+
+def test_hooks_that_exchange_transforms_reach_the_workers() -> None:
+    """As mmdet's do: they set `_iterator` to None where workers persist."""
+    loader = build(Failing('nothing'), num_workers=1)
+    taken(loader, 2)
+    loader.dataset.how = 'raise'
+    loader._iterator = None
+    with pytest.raises(LoaderError):
+        taken(loader, 12)
+    loader.close()
+
+
+def test_waiting_is_counted() -> None:
+    loader = build()
+    taken(loader, 3)
+    assert (loader.waiting.batches, loader.waiting.starved) == (3, 3)
+
+
+def test_random_state_of_python_is_not_shared_by_workers() -> None:
+    random.seed(1)
+    first = taken(build(num_workers=1), 2)
+    random.seed(2)
+    assert taken(build(num_workers=1), 2) == first
+
+
+FEW_FILES = """
+import sys, warnings
+warnings.simplefilter('ignore')
+from tests.test_loaders.test_prefetch_dataloader import build, taken
+loader = build(num_workers=3)
+print(taken(loader, 12) == taken(build(), 12), loader.num_workers)
+loader.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ('hard', 'workers', 'said'),
+    [(4096, 3, 'open files: 48 -> 4096'), (96, 0, 'open files: at most 96 (hard limit)')],
+)
+def test_few_open_files(hard: int, workers: int, said: str) -> None:
+    """More, where that is allowed; else fewer workers."""
+    env = dict(os.environ, OMP_NUM_THREADS='1')
+    done = low_nofile(
+        [sys.executable, '-c', FEW_FILES], soft=48, hard=hard, cwd=ROOT, env=env, timeout=60
+    )
+    text = done.stdout + done.stderr
+    assert f'True {workers}' in text, text[-3000:]
+    assert said in text

@@ -1,0 +1,86 @@
+"""Workers have one thread each, and say what they are at."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import cv2
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from mmtempo.loaders import build_prefetch_dataloader
+from mmtempo.loaders.worker import THREADS, Board, WorkerStart, one_thread_each
+
+
+class Threads(Dataset):
+    """What libraries in this process may use."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(
+            threads=(cv2.getNumThreads(), torch.get_num_threads(), os.environ.get(THREADS[0]))
+        )
+
+
+@pytest.mark.parametrize('context', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
+def test_one_thread_each(context: str) -> None:
+    cv2.setNumThreads(3)
+    before = os.environ.get(THREADS[0])
+    loader = build_prefetch_dataloader(
+        dict(
+            dataset=Threads(),
+            sampler=dict(type='DefaultSampler'),
+            batch_size=2,
+            num_workers=1,
+            multiprocessing_context=context,
+        ),
+        seed=0,
+    )
+    # OpenCV says 1 or 0 for none of its own.
+    assert {(*map(int, found),) for batch in loader for found in zip(*batch['threads'])} <= {
+        (1, 1, 1),
+        (0, 1, 1),
+    }
+    loader.close()
+    assert cv2.getNumThreads() == 3
+    assert os.environ.get(THREADS[0]) == before
+
+
+def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS[0], '7')
+    monkeypatch.delenv(THREADS[1], raising=False)
+    with one_thread_each():
+        assert [os.environ[name] for name in THREADS] == ['1'] * 3
+    assert os.environ[THREADS[0]] == '7'
+    assert THREADS[1] not in os.environ
+
+
+def test_the_board() -> None:
+    board = Board(3)
+    assert (board.doing(), board.failed()) == ([], [])
+    board.begin(2, 17)
+    board.begin(0, 5)
+    (first, second) = board.doing()
+    assert [(one.worker, one.index) for one in (first, second)] == [(2, 17), (0, 5)]
+    assert first.seconds >= second.seconds >= 0
+    assert first.process == os.getpid()
+    board.fail(2)
+    board.end(0)
+    board.begin(2, 18)
+    board.fail(2)
+    assert (board.doing(), board.failed()) == ([], [17])
+    board.clear()
+    assert board.failed() == []
+
+
+def test_a_start_of_ones_own() -> None:
+    seen: list[int] = []
+    code = os.fork()
+    if code == 0:  # it changes what the process does with signals
+        WorkerStart(seen.append)(4)
+        os._exit(seen != [4])
+    assert os.waitpid(code, 0)[1] == 0

@@ -1,0 +1,73 @@
+"""Tables give what stock's float32 gives, to the bit."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from mmengine.registry import TRANSFORMS
+from mmseg.datasets.transforms import PhotoMetricDistortion
+
+from mmtempo.seg.transforms import FastPhotoMetricDistortion
+
+from .against_stock import picture, read_only, run, same, sample
+
+WIDE = dict(
+    brightness_delta=200, contrast_range=(0.0, 5.0), saturation_range=(0.0, 9.0), hue_delta=90
+)
+
+
+@pytest.mark.parametrize('arguments', [{}, WIDE], ids=['default', 'wide'])
+def test_is_what_stock_makes(arguments: dict) -> None:
+    ours, stock = FastPhotoMetricDistortion(**arguments), PhotoMetricDistortion(**arguments)
+    for seed in range(96):  # of 32 ways to draw, most several times
+        results = sample(seed)
+        same(run(ours, results, seed), run(stock, results, seed))
+
+
+def test_every_colour_is_what_stock_makes() -> None:
+    levels = np.arange(0, 256, 5, dtype=np.uint8)
+    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(52, -1, 3)
+    ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
+    for seed in range(24):
+        same(run(ours, dict(img=colours), seed), run(stock, dict(img=colours), seed))
+
+
+@pytest.mark.parametrize('step', [(1, -1), (-1, 1), (2, 3)])
+def test_takes_views_and_leaves_them_as_they_are(step: tuple[int, int]) -> None:
+    whole = picture()
+    results = dict(img=whole[:: step[0], :: step[1]][3:20, 5:15])
+    results['img'].flags.writeable = False
+    before = whole.copy()
+    ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
+    for seed in range(24):
+        np.random.seed(seed)
+        made = ours(dict(results))['img']
+        np.random.seed(seed)
+        np.testing.assert_array_equal(made, stock(dict(results))['img'])
+    np.testing.assert_array_equal(whole, before)
+
+
+@pytest.mark.parametrize('kind', ['float', 'four channels'])
+def test_other_images_are_left_to_stock(kind: str) -> None:
+    image = picture().astype(np.float32) / 255 if kind == 'float' else picture().repeat(2, 2)
+    ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
+    for seed in range(12):
+        results = dict(img=image[..., :4] if kind == 'four channels' else image)
+        try:
+            expected = run(stock, results, seed)
+        except cv2.error:  # stock knows no hue of four channels
+            with pytest.raises(cv2.error):
+                run(ours, results, seed)
+        else:
+            same(run(ours, results, seed), expected)
+
+
+def test_is_built_by_name_with_what_a_cache_hands_out() -> None:
+    built = TRANSFORMS.build(dict(type='FastPhotoMetricDistortion', hue_delta=9))
+    assert isinstance(built, PhotoMetricDistortion)
+    assert built.hue_delta == 9
+    results = read_only(sample())
+    for seed in range(16):
+        np.random.seed(seed)
+        built(dict(results))

@@ -1,0 +1,82 @@
+"""The same crops as stock's, from the same draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mmcv.transforms.utils import cache_random_params
+from mmseg.datasets.transforms import RandomCrop
+
+from mmtempo.seg.transforms import FastRandomCrop, label_variety
+from mmtempo.seg.transforms.label_variety import is_varied
+
+from .against_stock import read_only, run, same, sample
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        dict(crop_size=16),
+        dict(crop_size=(24, 40), cat_max_ratio=0.75),
+        dict(crop_size=(24, 40), cat_max_ratio=0.3),  # few crops pass
+        dict(crop_size=(16, 16), cat_max_ratio=0.6, ignore_index=2),
+        dict(crop_size=(16, 16), cat_max_ratio=0.6, ignore_index=-100),
+        dict(crop_size=(100, 30), cat_max_ratio=0.5),  # higher than the image
+    ],
+)
+def test_is_what_stock_crops(arguments: dict) -> None:
+    ours, stock = FastRandomCrop(**arguments), RandomCrop(**arguments)
+    for seed in range(24):
+        results = read_only(sample(seed))
+        same(run(ours, results, seed), run(stock, results, seed))
+
+
+def test_labels_that_are_no_bytes_are_counted_too() -> None:
+    ours, stock = (cls((24, 24), cat_max_ratio=0.4) for cls in (FastRandomCrop, RandomCrop))
+    for seed in range(12):
+        results = sample(seed)
+        results['gt_seg_map'] = results['gt_seg_map'].astype(np.int64) - 3
+        same(run(ours, results, seed), run(stock, results, seed))
+
+
+def test_bytes_are_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    unique = np.unique
+    monkeypatch.setattr(np, 'unique', lambda *a, **k: calls.append(1) or unique(*a, **k))
+    FastRandomCrop((24, 24), cat_max_ratio=0.4)(sample())
+    assert calls == []
+    RandomCrop((24, 24), cat_max_ratio=0.4)(sample())
+    assert calls
+
+
+def by_sorting(crop: np.ndarray, ignore: int, ratio: float) -> bool:
+    present, counts = np.unique(crop, return_counts=True)
+    counts = counts[present != ignore]
+    return len(counts) > 1 and np.max(counts) / np.sum(counts) < ratio
+
+
+@pytest.mark.parametrize('exact', [label_variety.EXACT, 100])
+def test_variety_is_stock_s_at_the_limit(exact: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_variety, 'EXACT', exact)
+    crop = np.zeros((10, 40), np.uint8)
+    for count in (0, 1, 99, 100, 101):
+        crop.ravel()[:count] = 7
+        for ratio in (0.75, 300 / 400, 0.7475):
+            assert is_varied(crop, 255, ratio) == by_sorting(crop, 255, ratio)
+    for value in (255, 254):
+        for ignore in (255, 300, -1):
+            crop[:] = value
+            assert is_varied(crop, ignore, 0.9) is False
+            crop[0, :3] = 1, 1, 2
+            assert is_varied(crop, ignore, 0.9) == by_sorting(crop, ignore, 0.9)
+
+
+def test_draws_can_be_shared_as_stock_s() -> None:
+    ours = FastRandomCrop((16, 16), cat_max_ratio=0.75)
+    with cache_random_params(ours):
+        first, second = (ours(sample())['img'] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    # What we mark is none of stock's business, and is marked once.
+    assert RandomCrop._methods_with_randomness == ['crop_bbox']
+    assert FastRandomCrop._methods_with_randomness == ['crop_bbox']
+    assert {ours(sample())['img'].tobytes() for _ in range(30)} != {first.tobytes()}

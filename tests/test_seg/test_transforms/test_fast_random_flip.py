@@ -1,0 +1,45 @@
+"""The same flips as stock's, made in memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mmseg.datasets.transforms import RandomFlip
+
+from mmtempo.seg.transforms import FastRandomFlip
+
+from .against_stock import read_only, run, same, sample
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        dict(prob=0.5),
+        dict(prob=1.0, direction='vertical'),
+        dict(prob=1.0, direction='diagonal'),
+        dict(prob=[0.3, 0.3, 0.3], direction=['horizontal', 'vertical', 'diagonal']),
+        dict(prob=1.0, swap_seg_labels=[(1, 2), (3, 1)]),
+    ],
+)
+@pytest.mark.parametrize('channels', [3, 1, 0])
+def test_is_what_stock_flips(arguments: dict[str, Any], channels: int) -> None:
+    ours, stock = FastRandomFlip(**arguments), RandomFlip(**arguments)
+    for seed in range(8):
+        results = sample(seed)
+        results['gt_bboxes'] = np.array([[3.0, 4, 20, 30]])
+        results['gt_edge_map'] = (results['gt_seg_map'] == 1).astype(np.int64)
+        results['seg_fields'] = ['gt_seg_map', 'gt_edge_map']
+        if channels < 3:
+            results['img'] = results['img'][..., :1] if channels else results['img'][..., 0]
+        same(run(ours, results, seed), run(stock, results, seed))
+
+
+@pytest.mark.parametrize('arguments', [{}, dict(swap_seg_labels=[(1, 2)])])
+def test_what_was_there_stays_as_it_is(arguments: dict[str, Any]) -> None:
+    results = read_only(sample())
+    flipped = FastRandomFlip(prob=1.0, **arguments)(dict(results))
+    for key in ('img', 'gt_seg_map'):
+        assert flipped[key].flags.c_contiguous
+        assert not np.shares_memory(flipped[key], results[key])
