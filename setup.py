@@ -46,6 +46,7 @@ setup(
     install_requires=requirements('runtime.txt'),
     extras_require={
         'onedl': requirements('mminstall.txt'),
+        'png': requirements('png.txt'),
         'tests': requirements('tests.txt'),
     },
     cmdclass={'build_py': BuildWithMim},

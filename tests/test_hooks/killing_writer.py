@@ -43,6 +43,7 @@ def before(owner, name):
 plain_open = builtins.open
 before(os, 'replace')
 before(os, 'fsync')
+before(os, 'ftruncate')
 before(os, 'remove')
 before(zipfile.ZipFile, '_write_end_record')
 

@@ -227,7 +227,7 @@ loader.close()
 
 @pytest.mark.parametrize(
     ('hard', 'workers', 'said'),
-    [(4096, 3, 'open files: 48 -> 4096'), (96, 0, 'open files: at most 96 (hard limit)')],
+    [(4096, 3, 'open files: 48 -> 4096'), (80, 1, 'open files: at most 80 (hard limit)')],
 )
 def test_few_open_files(hard: int, workers: int, said: str) -> None:
     """More, where that is allowed; else fewer workers."""

@@ -14,9 +14,11 @@ test_pipeline = [
     dict(type='BEVResize', scale=(800, 600)),
     dict(type='PackBEVInputs'),
 ]
-# How many workers, how far ahead, pinned or not: chosen for the machine, and said in the log.
 train_dataloader = dict(
     batch_size=4,
+    num_workers=8,
+    persistent_workers=True,
+    pin_memory=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type=dataset_type,
@@ -27,6 +29,9 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=4,
+    num_workers=4,
+    persistent_workers=True,
+    pin_memory=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         type=dataset_type,

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from rich.table import Table
@@ -113,6 +114,8 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
     )
     if plan.workers and taken[0][_title('jpg', plan.workers[0], STOCK)].cpu is None:
         report.notes.append('CPU of workers: not measured here, it needs Linux')
+    decoder = 'pyspng' if find_spec('pyspng') else 'OpenCV'
+    report.notes.append(f'png: ours are decoded by {decoder}, stock by OpenCV and Pillow (maps)')
     if missing:
         report.notes.append(f'not installed, so not measured: {", ".join(missing)}')
 

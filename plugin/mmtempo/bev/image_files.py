@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from .errors import BadSampleError
+from .png import decode_png
 
 # How a complete file ends. OpenCV only warns about a file that was cut short.
 _ENDINGS = {b'\xff\xd8': b'\xff\xd9', b'\x89P': b'IEND\xaeB`\x82'}
@@ -43,8 +44,8 @@ def check_whole(content: bytes, path: str, kind: str) -> None:
 
 def decode(content: bytes, flags: int, path: str, kind: str) -> np.ndarray:
     """Decode an image; BadSampleError names the file if that fails."""
-    image = None
-    if content:
+    image = decode_png(content, flags)
+    if image is None and content:
         try:
             image = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
         except cv2.error:

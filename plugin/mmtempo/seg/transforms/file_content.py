@@ -11,6 +11,15 @@ from mmengine import fileio
 
 from ...bev.errors import BadSampleError
 from ...bev.image_files import check_whole, read_file
+from ...bev.png import decode_png
+
+# mmcv's names of OpenCV's flags.
+FLAGS = dict(
+    color=cv2.IMREAD_COLOR,
+    color_ignore_orientation=cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
+    grayscale=cv2.IMREAD_GRAYSCALE,
+    unchanged=cv2.IMREAD_UNCHANGED,
+)
 
 
 def get_content(
@@ -31,6 +40,10 @@ def get_content(
 
 def decode_as_stock(content: bytes, flag: str, backend: str, path: str, kind: str) -> np.ndarray:
     """As `mmcv.imfrombytes`; BadSampleError names a file that is no image."""
+    if backend == 'cv2' and flag in FLAGS:
+        decoded = decode_png(content, FLAGS[flag])
+        if decoded is not None:
+            return decoded
     why: Any = ''
     try:
         image = mmcv.imfrombytes(content, flag=flag, backend=backend)

@@ -1,0 +1,144 @@
+"""Both arms of the resume benchmark go on where they should, and the bars are the issue's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmengine.runner import Runner
+from mmengine.runner.loops import _InfiniteDataloaderIterator
+
+from mmtempo.benchmarks import BENCHMARKS, resume
+from mmtempo.benchmarks.loader_pictures import write_pictures
+from mmtempo.benchmarks.loader_rounds import as_in_training
+from mmtempo.benchmarks.resume import (
+    LEAD,
+    PLAIN,
+    SAMPLES,
+    SEED,
+    WORKERS,
+    Plan,
+    Resumed,
+    dataloader_config,
+    is_measured,
+    measure_resume,
+    resume_ours,
+    resume_stock,
+    stock_can_skip,
+)
+from mmtempo.loaders import build_prefetch_dataloader
+
+PICTURES = 3
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
+    """Without workers, and few samples."""
+    root = str(tmp_path_factory.mktemp('pictures'))
+    write_pictures(root, PICTURES, (64, 36))
+    with pytest.MonkeyPatch.context() as patch, as_in_training():
+        patch.setattr(resume, 'SAMPLES', 10)
+        patch.setattr(resume, 'WORKERS', 0)
+        yield dataloader_config(root, PICTURES)
+
+
+def tokens(batch: dict) -> list[str]:
+    return [sample.token for sample in batch['data_samples']]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What is taken while the clock runs, and later."""
+    batches: list[list[str]] = []
+    measure = resume._time
+
+    def listen(advance: Any, take: Any) -> Resumed:
+        return measure(advance, lambda: batches.append(tokens(take())))
+
+    monkeypatch.setattr(resume, '_time', listen)
+    return batches
+
+
+def test_samples_are_repeated_until_there_are_enough(config: dict) -> None:
+    assert config['dataset']['times'] == 4  # 12 of 10 samples
+    assert config['num_workers'] == 0
+
+
+def test_ours_goes_on_behind_the_batches_before(config: dict, taken: list) -> None:
+    loader = build_prefetch_dataloader(config, seed=SEED, endless=True)
+    whole = [tokens(loader.take()) for _ in range(7 + 1 + LEAD + PLAIN)]
+    loader.close()
+    found = resume_ours(config, 7)
+    assert taken == whole[7:]
+    assert found.first > 0
+    assert found.plain > 0
+
+
+def test_stock_goes_on_behind_the_batches_before(config: dict, taken: list) -> None:
+    batches = iter(Runner.build_dataloader(config, seed=SEED))
+    whole = [tokens(next(batches)) for _ in range(7 + 1 + LEAD + PLAIN)]
+    resume_stock(config, 7)
+    assert taken == whole[7:]
+
+
+@pytest.mark.parametrize('skips', [True, False])
+def test_only_a_stack_that_skips_is_measured_far_out(
+    monkeypatch: pytest.MonkeyPatch, skips: bool
+) -> None:
+    assert stock_can_skip() == hasattr(_InfiniteDataloaderIterator, 'skip_iter')
+    monkeypatch.setattr(resume, 'stock_can_skip', lambda: skips)
+    assert is_measured('ours', 100_000)
+    assert is_measured('stock', 1_000)
+    assert is_measured('stock', 10_000) == skips
+
+
+def test_the_first_batch_counts_from_the_start_of_the_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    def spend(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr('time.perf_counter', lambda: clock[0])
+    found = resume._time(lambda: spend(100), lambda: spend(1))
+    assert found == Resumed(101, PLAIN)
+
+
+def test_the_bars_are_those_of_the_issue() -> None:
+    assert BENCHMARKS['resume'] is measure_resume
+    assert resume.AT == {'1k': 1_000, '10k': 10_000, '100k': 100_000}
+    assert (resume.PLAIN, resume.MAX_TO_PLAIN, resume.MAX_TO_STOCK) == (20, 1.0, 1.0)
+    assert resume.BAR_AT == '100k'
+    assert resume.FULL.at == list(resume.AT)
+    assert (SAMPLES, WORKERS) == (28_130, 2)
+
+
+@pytest.mark.parametrize('skips', [True, False])
+def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skips: bool) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def arm(name: str, first: float) -> Any:
+        def run(config: dict, iteration: int) -> Resumed:
+            seen.append((name, iteration))
+            return Resumed(first, 0.4)
+
+        return run
+
+    monkeypatch.setattr(resume, 'QUICK', Plan(2, (64, 36), ['1k', '100k'], 3))
+    monkeypatch.setattr(resume, 'ARMS', dict(stock=arm('stock', 0.5), ours=arm('ours', 0.1)))
+    monkeypatch.setattr(resume, 'stock_can_skip', lambda: skips)
+    report = measure_resume(quick=True)
+    expected = {('stock', 1_000), ('ours', 1_000), ('ours', 100_000)}
+    assert set(seen) == (expected | {('stock', 100_000)} if skips else expected)
+    assert len(seen) == (2 + 3) * len(set(seen))
+    values = [(check.name, check.value, check.limit, check.at_least) for check in report.checks]
+    assert values[0] == ('100k: first batch, x 20 plain ones', pytest.approx(0.25), 1.0, False)
+    assert values[1:] == [('100k: first batch, x stock', pytest.approx(0.2), 1.0, False)] * skips
+    report.write(str(tmp_path / 'resume.json'))
+    arms = json.loads((tmp_path / 'resume.json').read_text())['arms']
+    assert arms['ours 100k']['first']['n'] == 3
+    assert ('stock 100k' in arms) == skips
