@@ -45,3 +45,4 @@ def test_bev_batches(tmp_path_factory: pytest.TempPathFactory) -> None:
         weights = 2 ** torch.arange(PLANES)
         packed = (bits * weights[:, None, None]).sum(0)
         assert torch.equal(packed, right.gt_bev.long())
+        assert packed.any()

@@ -82,10 +82,12 @@ def test_the_holder_has_a_full_cache_and_its_workers(
     monkeypatch.setattr(loader_holder, 'SHAPE', (60, 80))
     monkeypatch.setattr(loader_holder, 'REST', 0)
     monkeypatch.setattr(loader_holder, 'SPARE', 1.2)  # small samples have large heads
-    monkeypatch.setattr(sys, 'argv', ['loader_holder', str(12 * 4 * 60 * 80), '1', '2'])
+    # More samples than are made ahead.
+    size = 60 * 4 * 60 * 80
+    monkeypatch.setattr(sys, 'argv', ['loader_holder', str(size), '1', '2'])
     monkeypatch.setattr(sys, 'stdin', SimpleNamespace(readline=readline, close=lambda: None))
     loader_holder.main()
     assert looked == [2, 3]  # with the process itself
     ready = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:2] for line in ready] == [['ready', '1'], ['ready', '2']]
-    assert all(12 * 4 * 60 * 80 <= int(line[2]) < 1.2 * 12 * 4 * 60 * 80 for line in ready)
+    assert all(size <= int(line[2]) < 1.2 * size for line in ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from ..loaders import build_prefetch_dataloader
 from ..seg import transforms as fast
 
+_names = itertools.count()
 SEED = 0
 BATCH = 4
 RESIZE: dict = dict(type='Resize', scale=(800, 600))
@@ -193,7 +195,6 @@ class Source:
 
     def __init__(self, arm: Arm, root: str, suffix: str) -> None:
         self.arm, self._root, self._suffix = arm, root, suffix
-        self._links = 0
         self._warm: Any = None
 
     def config(self) -> dict:
@@ -201,8 +202,7 @@ class Source:
         root = self._root
         if self.arm.cache is not None:
             # Caches of the same files are one; with a name of its own it is another.
-            self._links += 1
-            root = os.path.join(self._root, f'{id(self)}-{self._links}')
+            root = os.path.join(self._root, f'again-{next(_names)}')
             os.symlink('.', root)
         found = dict(
             type='BaseSegDataset',

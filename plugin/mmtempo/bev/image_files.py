@@ -44,7 +44,8 @@ def check_whole(content: bytes, path: str, kind: str) -> None:
 
 def decode(content: bytes, flags: int, path: str, kind: str) -> np.ndarray:
     """Decode an image; BadSampleError names the file if that fails."""
-    image = decode_png(content, flags)
+    # Labels are asked for unchanged. Threads read them too, which pyspng would make wait.
+    image = None if flags == cv2.IMREAD_UNCHANGED else decode_png(content, flags)
     if image is None and content:
         try:
             image = cv2.imdecode(np.frombuffer(content, np.uint8), flags)

@@ -23,16 +23,17 @@ _FLAGS = {
 }
 # What else may be in the file: transparency, orientation or frames would change the image.
 _HARMLESS = frozenset((b'IHDR', b'IDAT', b'pHYs', b'tEXt', b'tIME', b'sRGB'))
+# A chunk's check sum, and the size and kind of the chunk behind it.
+_NEXT = struct.Struct('>II4s')
 # pyspng does not look whether it got the memory; OpenCV reports that it did not.
 _MOST_PIXELS = 1 << 26
-# Small enough to stay in the cache, which halves the time.
-_BYTES_AT_ONCE = 1 << 17
 
 
 def decode_png(content: bytes, flags: int) -> np.ndarray | None:
     """Decode what pyspng decodes as OpenCV does; None leaves the file to OpenCV.
 
-    These are 8-bit colours or greys, neither transparent nor interlaced, in a whole file.
+    These are 8-bit colours or greys, neither transparent nor interlaced, in a whole file. It
+    holds Python's lock, which OpenCV does not: threads wait for each other.
 
     Args:
         content: The file.
@@ -51,9 +52,7 @@ def decode_png(content: bytes, flags: int) -> np.ndarray | None:
         image = pyspng.load(content)
     except RuntimeError:
         return None  # OpenCV says what is wrong
-    if image.ndim == 3:
-        _swap_red_and_blue(image)
-    return image
+    return cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if image.ndim == 3 else image
 
 
 @functools.cache
@@ -68,21 +67,13 @@ def _pyspng() -> ModuleType | None:
 def _is_sound(content: bytes) -> bool:
     """Whether all of a PNG's chunks are known and carry their check sums."""
     view, place = memoryview(content), len(_SIGNATURE)
-    while place + 12 <= len(content):
-        size, kind = struct.unpack_from('>I4s', content, place)
-        if kind == b'IEND':
-            return True
+    size, kind = struct.unpack_from('>I4s', content, place)
+    while kind != b'IEND':
         end = place + 8 + size
-        if kind not in _HARMLESS or end + 4 > len(content):
+        if kind not in _HARMLESS or end + 12 > len(content):
             return False
-        if zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], 'big'):
+        check_sum, next_size, next_kind = _NEXT.unpack_from(content, end)
+        if zlib.crc32(view[place + 4 : end]) != check_sum:
             return False
-        place = end + 4
-    return False
-
-
-def _swap_red_and_blue(image: np.ndarray) -> None:
-    rows = max(1, _BYTES_AT_ONCE // image[0].nbytes)
-    for top in range(0, len(image), rows):
-        band = image[top : top + rows]
-        band[...] = cv2.cvtColor(band, cv2.COLOR_RGB2BGR)
+        place, size, kind = end + 4, next_size, next_kind
+    return True

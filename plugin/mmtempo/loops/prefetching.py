@@ -52,6 +52,7 @@ class TrainingBatches(Iterator):
 
     def __init__(self, runner: Any, loader: PrefetchDataLoader) -> None:
         self._runner, self._loader = runner, loader
+        self._told = 0
 
     def __next__(self) -> Any:
         try:
@@ -80,6 +81,9 @@ class TrainingBatches(Iterator):
     def tell(self) -> None:
         """What the loader has to say of itself, for the log."""
         waiting, name = self._loader.waiting, self._loader.name
+        if waiting.batches == self._told:
+            return
+        self._told = waiting.batches
         lines = [
             f'{name}: {waiting.starved} of {waiting.batches} batches were late, the training has '
             f'waited {waiting.seconds:.1f} s for them'

@@ -10,6 +10,7 @@ from mmengine.registry import TRANSFORMS
 from mmseg.datasets.transforms import LoadAnnotations
 
 from ...bev.image_files import decode
+from ...bev.png import decode_png
 from .file_content import decode_as_stock, get_content
 from .tables import BYTES, look_up
 
@@ -21,9 +22,10 @@ KIND_OF_PIXELS, GREY_BYTES = slice(24, 26), b'\x08\x00'
 class FastLoadAnnotations(LoadAnnotations):
     """mmseg's `LoadAnnotations`: the same labels, and arguments.
 
-    Grey PNGs of bytes are decoded by OpenCV; palettes, which it would turn into colours, and all
-    else by the backend that is asked for. `reduce_zero_label` and the data set's `label_map` are
-    one table, looked up once a pixel: stock goes through the image once for each class.
+    Grey PNGs of bytes are decoded by pyspng, where installed, or OpenCV; palettes, which those
+    would turn into colours, and all else by the backend that is asked for. `reduce_zero_label`
+    and the data set's `label_map` are one table, looked up once a pixel: stock goes through the
+    image once for each class.
 
     A file that is missing, cut short or no image is a `BadSampleError`, which names it.
 
@@ -56,7 +58,9 @@ class FastLoadAnnotations(LoadAnnotations):
         is_grey = content[:4] == b'\x89PNG' and content[KIND_OF_PIXELS] == GREY_BYTES
         # With transparency some versions of OpenCV give four channels.
         if is_grey and self.imdecode_backend == 'pillow' and b'tRNS' not in content[:1024]:
-            return decode(content, cv2.IMREAD_UNCHANGED, path, kind)
+            flags = cv2.IMREAD_UNCHANGED
+            image = decode_png(content, flags)
+            return decode(content, flags, path, kind) if image is None else image
         labels = decode_as_stock(content, 'unchanged', self.imdecode_backend, path, kind)
         return labels.squeeze().astype(np.uint8)
 
