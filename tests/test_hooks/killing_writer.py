@@ -43,7 +43,6 @@ def before(owner, name):
 plain_open = builtins.open
 before(os, 'replace')
 before(os, 'fsync')
-before(os, 'ftruncate')
 before(os, 'remove')
 before(zipfile.ZipFile, '_write_end_record')
 
@@ -54,5 +53,13 @@ def opening(path, mode='r', *args, **kwargs):
     return plain_open(path, mode, *args, **kwargs)
 
 
+def opening_directly(path, flags, *args):
+    if flags & os.O_CREAT:
+        step(f'open {os.path.basename(path)}')
+    return plain_os_open(path, flags, *args)
+
+
+plain_os_open = os.open
+os.open = opening_directly
 builtins.open = opening
 runpy.run_path(os.environ['WRITER_FILE'], run_name='__main__')

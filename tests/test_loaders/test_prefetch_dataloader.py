@@ -238,3 +238,27 @@ def test_few_open_files(hard: int, workers: int, said: str) -> None:
     text = done.stdout + done.stderr
     assert f'True {workers}' in text, text[-3000:]
     assert said in text
+
+
+def test_workers_can_start_before_the_place_is_known() -> None:
+    expected = taken(build(), 9)
+    loader = build(num_workers=2)
+    loader.start_early()
+    pids = children_of_the_pool(loader)
+    loader.seek(Place(0, 4, 16))
+    assert taken(loader, 5) == expected[4:]
+    assert {one.pid for one in loader._pool._processes} == pids
+    loader.close()
+    unused = build(num_workers=1)
+    unused.start_early()
+    workers = children_of_the_pool(unused)
+    unused.close()
+    assert not {one.pid for one in multiprocessing.active_children()} & workers
+    assert taken(unused, 9) == expected
+    unused.close()
+
+
+def children_of_the_pool(loader: PrefetchDataLoader) -> set[int]:
+    found = {one.pid for one in multiprocessing.active_children()}
+    assert len(found) >= loader.num_workers
+    return found

@@ -127,8 +127,10 @@ def test_bad_image_in_the_middle_is_named(own_bev_root: Path, tmp_path: Path) ->
     options = tiny(str(own_bev_root), tmp_path) | {'train_dataloader.num_workers': 1}
     text = run('train.py', MINI, '--work-dir', tmp_path / 'work', options=options, code=1)
     assert 'train.py: stopped: ' in text
-    assert f'image {path}: truncated after 300 bytes' in text.splitlines()[-2]
-    assert 'on_bad_sample=skip' in text.splitlines()[-1]
+    why, what_to_do, how_to_go_on = text.splitlines()[-3:]
+    assert f'image {path}: truncated after 300 bytes' in why
+    assert 'on_bad_sample=skip; newest checkpoint: ' in what_to_do
+    assert '--resume' in how_to_go_on
     assert 'Traceback' not in text
 
 

@@ -121,7 +121,7 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
 
 
 def _title(suffix: str, workers: int, name: str) -> str:
-    return f'{suffix}, {workers} workers, {name}'
+    return f'{suffix}, {workers} worker{"s" * (workers != 1)}, {name}'
 
 
 def _tell_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, Window]]) -> None:

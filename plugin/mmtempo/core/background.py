@@ -19,19 +19,25 @@ class Background:
     What the iterator raises is raised by `take`, once, behind the items before it.
 
     Args:
-        make: Makes the iterator, in the thread; the constructor returns when it has.
+        make: Makes the iterator, in the thread.
         depth: How many items are taken before the first is asked for. Defaults to 2.
+        begun: The constructor returns when it is set. Defaults to None: when `make` returns.
     """
 
-    def __init__(self, make: Callable[[], Iterator], depth: int = 2) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Iterator],
+        depth: int = 2,
+        begun: threading.Event | None = None,
+    ) -> None:
         self._items: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._closing = False
         self._ended = False
-        self._made = threading.Event()
+        self._begun = begun or threading.Event()
         self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
         self._thread.start()
-        self._made.wait()
+        self._begun.wait()
 
     def ready(self) -> bool:
         """Whether `take` would return at once."""
@@ -68,7 +74,7 @@ class Background:
             try:
                 iterator = make()
             finally:
-                self._made.set()
+                self._begun.set()  # also if it failed
                 del make
             while True:
                 self._room.acquire()

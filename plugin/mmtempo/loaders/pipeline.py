@@ -70,15 +70,14 @@ class Pipeline:
         self._stream, self._pool, self._board = stream, pool, board
         self._dataset, self._timeout, self._name = dataset, timeout, name
         self._waiting = waiting
-        self._given: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
         self._on_their_way: collections.deque[list[Ticket]] = collections.deque()
         self._places: collections.deque[Place] = collections.deque()
         self._ended = False
         self._ooms = oom_kills()
         self._ahead = pool.ahead
         board.clear()
+        self._given, self._source = pool.begin()
         self._give()
-        self._source = pool.begin(self._given)
 
     def __iter__(self) -> Iterator[Any]:
         return self

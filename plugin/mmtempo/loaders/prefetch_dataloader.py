@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,6 +142,11 @@ class PrefetchDataLoader:
                 if hasattr(sampler, 'seed'):
                     sampler.seed = seed
 
+    def start_early(self) -> None:
+        """Start the workers before the place is known, as while a checkpoint is loaded."""
+        if self._pipeline is None:
+            self._pool.start_early()
+
     def stage_with(self, stage: Stage | None) -> None:
         """Bring batches to a device.
 
@@ -185,7 +189,12 @@ class PrefetchDataLoader:
             pipeline.close()
 
 
+class _Loader(DataLoader):
+    """Torch's."""
+
+    def check_worker_number_rationality(self) -> None:
+        """The plan has said it already."""
+
+
 def _torch_loader(dataset: SeededDataset, arguments: dict[str, Any], feed: Feed) -> DataLoader:
-    with warnings.catch_warnings():  # of many workers; the plan has said it already
-        warnings.filterwarnings('ignore', 'This DataLoader will create', UserWarning)
-        return DataLoader(dataset, batch_sampler=feed, **arguments)
+    return _Loader(dataset, batch_sampler=feed, **arguments)

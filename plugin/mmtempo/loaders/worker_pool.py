@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import warnings
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
@@ -27,9 +27,15 @@ class Feed:
 
     def __init__(self) -> None:
         self.batches: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
+        self.asked = threading.Event()
+
+    def renew(self) -> None:
+        """Begin again, with nothing given yet."""
+        self.batches, self.asked = queue.SimpleQueue(), threading.Event()
 
     def __iter__(self) -> Iterator[list[Ticket]]:
         batches = self.batches
+        self.asked.set()
         while (tickets := batches.get()) is not None:
             yield tickets
 
@@ -51,6 +57,7 @@ class WorkerPool:
         self._loader: DataLoader | None = None
         self._background: Background | None = None
         self._processes: list[Any] = []
+        self._early: tuple[queue.SimpleQueue, Background | Iterator[Any]] | None = None
 
     @property
     def ahead(self) -> int:
@@ -60,27 +67,34 @@ class WorkerPool:
             return 1
         return loader.num_workers * (loader.prefetch_factor or 1) + AHEAD + 2
 
-    def begin(self, batches: queue.SimpleQueue) -> Background | Iterator[Any]:
-        """Make batches of what is given there; an iterator, or what has one in a thread."""
+    def begin(self) -> tuple[queue.SimpleQueue, Background | Iterator[Any]]:
+        """Where to put tickets, and what gives their batches: an iterator, or one in a thread."""
+        early, self._early = self._early, None
+        if early is not None:
+            return early
         loader = self._made()
-        self._feed.batches = batches
+        self._feed.renew()
         if not loader.num_workers:
-            return iter(loader)
+            return self._feed.batches, iter(loader)
         device = _current_device()
 
         def make() -> Iterator[Any]:
             if device is not None:  # a thread begins on the first one, and would pin for that
                 torch.accelerator.set_device_index(device)
-            with one_thread_each(), warnings.catch_warnings():
-                # Of many workers; the plan has said it already.
-                warnings.filterwarnings('ignore', 'This DataLoader will create', UserWarning)
-                iterator = iter(loader)
             # Among `active_children` one that has died already would be missing.
+            iterator = iter(loader)
             self._processes = list(getattr(iterator, '_workers', ()))
             return iterator
 
-        self._background = Background(make, AHEAD)
-        return self._background
+        with one_thread_each():
+            # Torch starts its workers, and then asks for batches, for which it may wait.
+            self._background = Background(make, AHEAD, self._feed.asked)
+        return self._feed.batches, self._background
+
+    def start_early(self) -> None:
+        """Start the workers now, though there are no tickets yet; the next `begin` has them."""
+        if self._made().num_workers and self._background is None:
+            self._early = self.begin()
 
     def exit_codes(self, timeout: float = 0) -> dict[int, int]:
         """Of those that have ended, by process ID.
@@ -98,6 +112,7 @@ class WorkerPool:
     def stop(self) -> None:
         """Make no more batches; workers that persist wait for the next `begin`."""
         background, self._background = self._background, None
+        self._early = None
         if background is not None:
             self._feed.batches.put(None)
             patience = 0 if self.exit_codes() else PATIENCE

@@ -36,6 +36,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
         if isinstance(loader, PrefetchDataLoader):
             self._batches = TrainingBatches(runner, loader)
             self.dataloader_iterator = self._batches
+            loader.start_early()  # beside the checkpoint that may be loaded now
 
     def run(self) -> Any:
         """Train; returns the model."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import cv2
+import mmcv.transforms
 import numpy as np
 import pytest
 from mmcv.transforms import Compose
 from mmengine.registry import TRANSFORMS
+from mmseg.datasets.transforms import RandomCrop
 
 from mmtempo.seg.transforms import ResizeRandomCrop
 from mmtempo.seg.transforms.partial_resize import REACH, nearest_indices, resize_part
@@ -21,8 +23,8 @@ SIZE = dict(width=320, height=180)
 def both(resize: dict, crop: dict) -> tuple[Any, Any]:
     stock = Compose(
         [
-            dict(type='mmseg.' + resize['type'], **{k: resize[k] for k in resize if k != 'type'}),
-            dict(type='mmseg.RandomCrop', **crop),
+            {**resize, 'type': getattr(mmcv.transforms, resize['type'])},
+            dict(type=RandomCrop, **crop),
         ]
     )
     return ResizeRandomCrop(resize, crop), stock
