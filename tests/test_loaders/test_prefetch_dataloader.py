@@ -174,6 +174,23 @@ def test_a_sample_that_hangs() -> None:
     assert all(worker.exitcode is not None for worker in workers)
 
 
+def test_other_loaders_do_not_interrupt_the_step() -> None:
+    """Torch's handler is there as soon as any loader of torch's has had a worker."""
+    before = signal.getsignal(signal.SIGCHLD)
+    list(torch.utils.data.DataLoader(Noisy(), num_workers=1))
+    assert signal.getsignal(signal.SIGCHLD) is not before
+    loader = build(num_workers=2)
+    expected = taken(build(), 2)
+    assert taken(loader, 1) == expected[:1]
+    for process in loader._pool._processes:
+        process.kill()
+    for process in loader._pool._processes:
+        process.join()  # here an interrupt would come
+    with pytest.raises(LoaderError, match='SIGKILL'):
+        taken(loader, 20)
+    loader.close()
+
+
 def test_an_error_can_be_gone_past() -> None:
     """After it, the loader goes on where it was told to."""
     loader = build(Failing('raise'), num_workers=1)

@@ -11,6 +11,7 @@ from mmengine.dataset import DefaultSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ..core.randomness import OwnRandomness
+from ..core.slabs import Loan
 from .epoch_sampler import EpochSampler
 from .resumable_infinite_sampler import ResumableInfiniteSampler
 
@@ -24,10 +25,12 @@ class Ticket(NamedTuple):
     Attributes:
         sample: Its number in the data set.
         key: Seed, epoch, and place in it: what its randomness is a function of.
+        loan: Memory for its batch, on the first of that. Defaults to None.
     """
 
     sample: int
     key: tuple[int, int, int]
+    loan: Loan | None = None
 
 
 @dataclass(frozen=True)

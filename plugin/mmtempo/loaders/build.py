@@ -117,6 +117,7 @@ def build_prefetch_dataloader(
         endless=endless,
         collate_fn=collate_fn,
         start=start,
+        batch_bytes=0 if sample is None else check_sample_bytes(sample) * batch_size,
         timeout=TIMEOUT if plan.timeout is None else plan.timeout,
         context=context,
         name=name,

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.background import Background
 from ..core.host_limits import oom_kills
+from ..core.slabs import Packed, Slabs
 from .batch_stream import Place, Ticket
 from .deaths import why_os_error, why_worker_died
 from .errors import LoaderError
@@ -55,6 +56,7 @@ class Pipeline:
         timeout: Seconds to wait for a batch; 0 waits for good.
         name: The config's key, for messages.
         waiting: Is kept up to date.
+        slabs: Memory for batches. Defaults to None: torch's own.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class Pipeline:
         timeout: float,
         name: str,
         waiting: Waiting,
+        slabs: Slabs | None = None,
     ) -> None:
         self._stream, self._pool, self._board = stream, pool, board
         self._dataset, self._timeout, self._name = dataset, timeout, name
-        self._waiting = waiting
+        self._waiting, self._slabs = waiting, slabs
         self._on_their_way: collections.deque[list[Ticket]] = collections.deque()
         self._places: collections.deque[Place] = collections.deque()
         self._ended = False
@@ -98,7 +101,9 @@ class Pipeline:
         if start is not None:
             self._waiting.starved += 1
             self._waiting.seconds += time.perf_counter() - start
-        self._on_their_way.popleft()
+        loan = self._on_their_way.popleft()[0].loan
+        if self._slabs is not None and loan is not None:
+            self._slabs.done(loan)
         return batch
 
     def delivered(self) -> Place:
@@ -107,22 +112,30 @@ class Pipeline:
 
     def close(self) -> None:
         self._pool.stop()
+        for tickets in self._on_their_way:
+            if self._slabs is not None and tickets[0].loan is not None:
+                self._slabs.forget(tickets[0].loan)
+        self._on_their_way.clear()
 
     def _give(self) -> None:
         # One more than the workers need: it may be on a device already.
         while not self._ended and len(self._places) <= self._ahead:
             tickets, place = next(self._stream, (None, None))
-            self._given.put(tickets)
             if tickets is None or place is None:
+                self._given.put(None)
                 self._ended = True
                 return
+            if self._slabs is not None:
+                tickets[0] = tickets[0]._replace(loan=self._slabs.lend())
+            self._given.put(tickets)
             self._on_their_way.append(tickets)
             self._places.append(place)
 
     def _take(self) -> Any:
         try:
             if isinstance(self._source, Background):
-                return self._take_from(self._source)
+                batch = self._take_from(self._source)
+                return batch.read() if isinstance(batch, Packed) else batch
             return next(self._source)
         except (StopIteration, LoaderError):
             raise

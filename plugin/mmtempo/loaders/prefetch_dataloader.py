@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
+from ..core.slabs import Slabs
 from .batch_stream import BatchStream, Place
 from .errors import LoaderError
 from .pipeline import Pipeline, Waiting
 from .preflight import LoaderPlan
-from .worker import Board, SeededDataset, WorkerStart
+from .worker import Board, InSlab, SeededDataset, WorkerStart
 from .worker_pool import Feed, WorkerPool
 
 Stage = Callable[[Iterator], Iterator]
@@ -44,6 +45,8 @@ class PrefetchDataLoader:
             batches made during the last ones of this. Defaults to False.
         collate_fn: Makes a batch of samples. Defaults to None: torch's.
         start: What each worker does first. Defaults to None.
+        batch_bytes: What a batch takes, for memory that is used again; 0: new memory for each.
+            Defaults to 0.
         timeout: Seconds to wait for a batch of the workers, before it is an error; 0 waits for
             good. Defaults to 600.
         context: How workers are started, as 'fork' or 'spawn'. Defaults to None: as
@@ -63,6 +66,7 @@ class PrefetchDataLoader:
         endless: bool = False,
         collate_fn: Callable[[list], Any] | None = None,
         start: WorkerStart | None = None,
+        batch_bytes: int = 0,
         timeout: float = 600,
         context: Any = None,
         name: str = 'dataloader',
@@ -94,6 +98,10 @@ class PrefetchDataLoader:
                 multiprocessing_context=context,
             )
         seeded = SeededDataset(dataset, self._board)
+        self._slabs: Slabs | None = None
+        if plan.num_workers and batch_bytes and Slabs.work_here():
+            self._slabs = Slabs(batch_bytes)
+            arguments['collate_fn'] = InSlab(collate_fn or default_collate, seeded)
         self._pool = WorkerPool(functools.partial(_torch_loader, seeded, arguments))
         self._pipeline: Pipeline | None = None
         self._batches: Iterator[Any] = iter(())
@@ -160,6 +168,8 @@ class PrefetchDataLoader:
         """End the workers; the next batch starts them again, at the same place."""
         self._drop()
         self._pool.close()
+        if self._slabs is not None:
+            self._slabs.close()
 
     @property
     def _iterator(self) -> Any:
@@ -180,6 +190,7 @@ class PrefetchDataLoader:
             self.timeout,
             self.name,
             self.waiting,
+            self._slabs,
         )
         self._batches = self._stage(self._pipeline) if self._stage else self._pipeline
 

@@ -10,6 +10,8 @@ import torch
 from mmengine.structures import BaseDataElement
 from torch.utils.data import get_worker_info
 
+from ..core import slabs
+
 Path = tuple[str, ...]
 
 
@@ -151,6 +153,9 @@ def own(value: Any) -> Any:
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor, within a worker in shared memory."""
     size = math.prod(shape)
+    found = slabs.new_tensor(shape, dtype) if size else None
+    if found is not None:
+        return found
     if get_worker_info() is None or not size:
         return torch.empty(tuple(shape), dtype=dtype)
     # There is no public way; torch's own default_collate goes this one.

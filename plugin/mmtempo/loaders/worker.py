@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ..core.randomness import seed_generators, seeded
+from ..core.slabs import Loan, pack
 from .batch_stream import Ticket
 
 IDLE, BUSY = range(2)
@@ -88,6 +89,22 @@ class Board:
         return [index for index in self._rows[:, FAILED].tolist() if index != NONE]
 
 
+class InSlab:
+    """A collate function whose batches lie in the slab that their first ticket has brought.
+
+    Args:
+        make: The collate function.
+        dataset: Which has seen the tickets.
+    """
+
+    def __init__(self, make: Callable[[list], Any], dataset: SeededDataset) -> None:
+        self._make, self._dataset = make, dataset
+
+    def __call__(self, samples: list) -> Any:
+        loan, self._dataset.loan = self._dataset.loan, None
+        return self._make(samples) if loan is None else pack(loan, self._make, samples)
+
+
 class SeededDataset(Dataset):
     """Makes samples of tickets: with the randomness of their key, whichever process does it.
 
@@ -99,6 +116,7 @@ class SeededDataset(Dataset):
     def __init__(self, dataset: Any, board: Board) -> None:
         self.dataset = dataset
         self._board = board
+        self.loan: Loan | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -107,6 +125,8 @@ class SeededDataset(Dataset):
         worker = get_worker_info()
         number = 0 if worker is None else worker.id
         self._board.begin(number, ticket.sample)
+        if ticket.loan is not None:
+            self.loan = ticket.loan
         try:
             if worker is None:
                 with seeded(*ticket.key):  # the model draws in this process

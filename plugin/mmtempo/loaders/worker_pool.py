@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from ..core.background import Background
 from .batch_stream import Ticket
@@ -84,6 +85,7 @@ class WorkerPool:
             # Among `active_children` one that has died already would be missing.
             iterator = iter(loader)
             self._processes = list(getattr(iterator, '_workers', ()))
+            _leave_to_us(iterator)
             return iterator
 
         with one_thread_each():
@@ -140,6 +142,13 @@ class WorkerPool:
                 process.join()
         self._processes = []
         self._loader = None
+
+
+def _leave_to_us(iterator: Any) -> None:
+    """Torch's watch, which any other loader of this process turns on, interrupts the step."""
+    if getattr(iterator, '_worker_pids_set', False):
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
 
 
 def _current_device() -> int | None:
