@@ -126,3 +126,18 @@ def test_nobody_notices_that_an_order_is_drawn() -> None:
     begin('own', Place(), 20)
     assert torch.equal(state[0], torch.get_rng_state())
     assert state[1] == random.getstate()
+
+
+def test_batches_are_counted_in_those_of_now() -> None:
+    """Of a run with twice as many processes, and of one with larger batches."""
+    assert begin('own', Place(0, 2, 8, 2), 1)[0][1].batches == 5
+    (_, behind), *_ = begin('default', Place(0, 1, 8), 1)
+    assert (behind.batches, behind.samples) == (3, 12)
+
+
+def test_a_place_with_nothing_left_is_the_next_epoch() -> None:
+    stream = stream_of('default')
+    assert stream.settled(Place(0, 5, 20)) == Place(0, 5, 20)
+    assert stream.settled(Place(3, 8, 23)) == Place(4)
+    assert stream_of('default', drop_last=True).settled(Place(3, 8, 20)) == Place(4)
+    assert stream_of('infinite').settled(Place(0, 8, 99)) == Place(0, 8, 99)

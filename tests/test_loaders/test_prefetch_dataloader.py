@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -279,3 +281,39 @@ def children_of_the_pool(loader: PrefetchDataLoader) -> set[int]:
     found = {one.pid for one in multiprocessing.active_children()}
     assert len(found) >= loader.num_workers
     return found
+
+
+def test_a_seed_of_the_samplers_own_stays() -> None:
+    sampler = dict(type='DefaultSampler', shuffle=True, seed=99)
+    whole = build(sampler=sampler)
+    taken(whole, 9)
+    place, following = whole.place, taken(whole, 5)
+    again = build(sampler=sampler)
+    again.seek(place, seed=3)
+    assert taken(again, 5) == following
+
+
+LEFT_ALONE = """
+import os, sys, tempfile
+folder = tempfile.TemporaryDirectory()  # what is cleared up at exit, in this order
+from tests.test_loaders.test_prefetch_dataloader import build, taken
+loader = build(num_workers=2)
+taken(loader, 2)
+print(*(one.pid for one in loader._pool._processes), flush=True)
+if sys.argv[1] == 'die':
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize('how', ['die', pytest.param('end', marks=pytest.mark.slow)])
+def test_no_worker_outlives_its_training(how: str) -> None:
+    command = [sys.executable, '-W', 'ignore', '-c', LEFT_ALONE, how]
+    env = dict(os.environ, OMP_NUM_THREADS='1')
+    done = subprocess.run(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == (-signal.SIGKILL if how == 'die' else 0)
+    pids = done.stdout.decode().splitlines()[-1].split()
+    assert len(pids) == 2
+    end = time.monotonic() + 30
+    while any(os.path.exists(f'/proc/{pid}') for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)

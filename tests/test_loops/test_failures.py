@@ -81,7 +81,7 @@ def train_until_killed(work: Path) -> None:
     train(cfg)
 
 
-@pytest.mark.parametrize('workers', [0, 1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('workers', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 4))])
 def test_kill_minus_nine(workers: int, tmp_path: Path) -> None:
     """What is done again after it is done on the same batches."""
     train(noisy(tmp_path / 'whole', 0, 30))

@@ -53,3 +53,17 @@ def test_goes_on_as_if_nothing_had_been(workers: int, whole: tuple, tmp_path: Pa
     assert seen(tmp_path) == given
     for key, value in weights(runner).items():
         assert torch.equal(value, trained[key]), key
+
+
+def test_goes_on_behind_stock(tmp_path: Path) -> None:
+    """Whose loop leaves the place of an earlier training as it is."""
+    work, again = tmp_path / 'work', tmp_path / 'again'
+    by_epoch = {'default_hooks.checkpoint': dict(by_epoch=True, interval=1)}
+    train(noisy_epochs(work, epochs=1, **by_epoch))
+    stock = {'train_cfg.type': 'EpochBasedTrainLoop', **by_epoch}
+    train(noisy_epochs(work, epochs=2, resume=True, **stock))
+    runner = train(noisy_epochs(work, epochs=3, resume=True, **by_epoch))
+    assert runner.iter == 21
+    assert list(seen(work)) == list(range(21))
+    train(noisy_epochs(again, epochs=3))
+    assert [seen(work)[n] for n in range(14, 21)] == [seen(again)[n] for n in range(14, 21)]

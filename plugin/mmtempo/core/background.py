@@ -21,7 +21,7 @@ class Background:
     Args:
         make: Makes the iterator, in the thread.
         depth: How many items are taken before the first is asked for. Defaults to 2.
-        begun: The constructor returns when it is set. Defaults to None: when `make` returns.
+        begun: Is set when the iterator has been begun. Defaults to None: when `make` returns.
     """
 
     def __init__(
@@ -37,6 +37,9 @@ class Background:
         self._begun = begun or threading.Event()
         self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
         self._thread.start()
+
+    def wait_until_begun(self) -> None:
+        """As where the thread forks: nothing else should go on meanwhile."""
         self._begun.wait()
 
     def ready(self) -> bool:

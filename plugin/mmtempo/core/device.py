@@ -121,3 +121,20 @@ class SideStream:
     def wait(self, event: Any) -> None:
         """Wait on the host."""
         event.synchronize()
+
+
+def current_device_index() -> int | None:
+    """Of the accelerator that this thread works with; None where there is none."""
+    if hasattr(torch, 'accelerator'):  # torch 2.6
+        if not torch.accelerator.is_available():
+            return None
+        return torch.accelerator.current_device_index()
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def set_device_index(index: int) -> None:
+    """Let this thread work with that accelerator; it begins with the first one."""
+    if hasattr(torch, 'accelerator'):
+        torch.accelerator.set_device_index(index)
+    else:
+        torch.cuda.set_device(index)

@@ -124,8 +124,11 @@ def _check_split(cfg: Config, split: str, optional: bool) -> Any:
 def _check_workers(loader: Mapping, key: str, loop: Any) -> None:
     cls = LOOPS.get(loop) if isinstance(loop, str) else loop
     # A prefetching loop chooses what is not given.
-    workers = loader.get('num_workers', 'auto' if cls in PREFETCHING else 0)
-    if workers == 'auto' and cls not in PREFETCHING:
+    prefetches = isinstance(cls, type) and issubclass(cls, PREFETCHING)
+    workers = loader.get('num_workers', 'auto' if prefetches else 0)
+    if prefetches and workers is None:
+        workers = 'auto'
+    if workers == 'auto' and not prefetches:
         raise ValueError(
             f"{key}.num_workers='auto' is for prefetching loops, such as "
             f'{PREFETCHING[0].__name__}, found {loop}; set a number'

@@ -38,8 +38,9 @@ class AsyncCheckpointHook(CheckpointHook):
     A save that fails, because the disk is full for instance, is logged, the files before it stay,
     and the next one is tried at its time; only a failure of the last one fails the run. SIGINT
     and SIGTERM end the run after the current iteration with a checkpoint: `resume` goes on from
-    there. A loop over epochs cannot begin within one: `interrupted.pth` is saved, and the epoch is
-    repeated; what counts iterations, as a schedule by iteration, goes on counting.
+    there. Stock's loop over epochs cannot begin within one: `interrupted.pth` is saved, and the
+    epoch is repeated; what counts iterations, as a schedule by iteration, goes on counting.
+    `PrefetchEpochBasedTrainLoop` goes on where it was.
 
     Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
     itself, on their device: they may exchange them, but not change them in place.
@@ -219,8 +220,10 @@ class AsyncCheckpointHook(CheckpointHook):
         assert self._saving is not None
         self._saving.finish()
         meta = dict(epoch=epoch, iter=iteration)
-        start = epoch * len(runner.train_dataloader)
-        is_within_epoch = not counts_epochs(runner) or iteration != start
+        is_within_epoch, start = True, 0
+        if counts_epochs(runner):
+            start = epoch * len(runner.train_dataloader)
+            is_within_epoch = iteration != start
         if is_within_epoch and repeats_epochs(runner):
             meta['iter'] = start  # the loop counts the iterations of the epoch again
             runner.logger.warning(

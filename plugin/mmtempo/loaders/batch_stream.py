@@ -98,8 +98,7 @@ class BatchStream:
         for sampler in (self._sampler, self._batch_sampler):
             if hasattr(sampler, 'set_epoch'):
                 sampler.set_epoch(place.epoch)
-        done, batches = self._batches(place)
-        number = place.batches
+        done, number, batches = self._batches(place)
         following = next(batches, None)
         while following is not None:
             indices, following = following, next(batches, None)
@@ -114,18 +113,33 @@ class BatchStream:
                 behind = Place(place.epoch + 1, processes=self._processes)
             yield tickets, behind
 
-    def _batches(self, place: Place) -> tuple[int, Iterator[list[int]]]:
-        """Samples of this process that are behind the place, and the batches that follow it."""
-        done = -(-place.samples // self._processes)
+    def settled(self, place: Place) -> Place:
+        """The same place, but at the next epoch's start where nothing of this one is left."""
+        if not self._is_plain or isinstance(self._sampler, ResumableInfiniteSampler):
+            return place
+        left = len(self._sampler) - self._done(place)
+        is_over = left < (self._batch_sampler.batch_size if self._batch_sampler.drop_last else 1)
+        if not place.samples or not is_over:
+            return place
+        return Place(place.epoch + 1, processes=self._processes)
+
+    def _done(self, place: Place) -> int:
+        """Samples of this process that are behind the place."""
+        return -(-place.samples // self._processes)
+
+    def _batches(self, place: Place) -> tuple[int, int, Iterator[list[int]]]:
+        """Samples and batches of this process behind the place, and the batches that follow."""
+        done = self._done(place)
         if self._is_plain:
             if hasattr(self._sampler, 'skip'):
                 self._sampler.skip(done)
                 indices = self._drawn(self._sampler, place, 0)
             else:
                 indices = self._drawn(self._sampler, place, done)
-            return done, _chunks(indices, self._batch_sampler)
+            number = done // self._batch_sampler.batch_size
+            return done, number, _chunks(indices, self._batch_sampler)
         skipped = place.batches * place.processes // self._processes
-        return done, self._drawn(self._batch_sampler, place, skipped)
+        return done, skipped, self._drawn(self._batch_sampler, place, skipped)
 
     def _drawn(self, sampler: Any, place: Place, skipped: int) -> Iterator[Any]:
         """What the sampler gives in the place's epoch, as a function of (seed, epoch)."""

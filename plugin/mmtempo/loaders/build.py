@@ -20,6 +20,7 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS
 from mmengine.structures import BaseDataElement
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_collate
 
+from ..core.device import current_device_index
 from ..core.host_limits import Limits
 from ..core.randomness import seeded
 from .metadata import share_metadata
@@ -96,7 +97,7 @@ def build_prefetch_dataloader(
         batch_size=batch_size,
         name=name,
         start_method=method if isinstance(method, str) else method.get_start_method(),
-        has_accelerator=torch.cuda.is_available(),
+        has_accelerator=current_device_index() is not None,
         local_world_size=_processes_here(processes),
         limits=_limits_left(),
         segments_per_batch=_segments(collate_fn, sample, batch_size),
@@ -190,7 +191,8 @@ def _build_sampler(cfg: dict, dataset: Any, seed: int | None) -> Any:
     sampler = cfg.pop('sampler')
     if not isinstance(sampler, dict):
         return sampler
-    if DATA_SAMPLERS.get(sampler['type']) is InfiniteSampler:
+    kind = sampler.get('type')
+    if (DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind) is InfiniteSampler:
         sampler['type'] = ResumableInfiniteSampler
     return DATA_SAMPLERS.build(sampler, default_args=dict(dataset=dataset, seed=seed))
 
@@ -241,7 +243,8 @@ def _limits_left() -> Limits:
     """What the loaders that are there leave: a training's is full while another one validates."""
     limits = Limits.of_this_machine()
     for loader in list(_alive):
-        limits = loader.plan.left(limits)
+        if not loader.is_closed:
+            limits = loader.plan.left(limits)
     return limits
 
 

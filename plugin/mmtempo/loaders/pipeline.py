@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.background import Background
 from ..core.host_limits import oom_kills
-from ..core.slabs import Packed, Slabs
+from ..core.slabs import Loan, Packed, Slabs
 from .batch_stream import Place, Ticket
 from .deaths import why_os_error, why_worker_died
 from .errors import LoaderError
@@ -101,7 +101,7 @@ class Pipeline:
         if start is not None:
             self._waiting.starved += 1
             self._waiting.seconds += time.perf_counter() - start
-        loan = self._on_their_way.popleft()[0].loan
+        loan = _loan_of(self._on_their_way.popleft())
         if self._slabs is not None and loan is not None:
             self._slabs.done(loan)
         return batch
@@ -111,10 +111,11 @@ class Pipeline:
         return self._places.popleft()
 
     def close(self) -> None:
-        self._pool.stop()
+        self._pool.stop(abandon=bool(self._on_their_way))
         for tickets in self._on_their_way:
-            if self._slabs is not None and tickets[0].loan is not None:
-                self._slabs.forget(tickets[0].loan)
+            loan = _loan_of(tickets)
+            if self._slabs is not None and loan is not None:
+                self._slabs.forget(loan)
         self._on_their_way.clear()
 
     def _give(self) -> None:
@@ -125,7 +126,7 @@ class Pipeline:
                 self._given.put(None)
                 self._ended = True
                 return
-            if self._slabs is not None:
+            if self._slabs is not None and tickets:
                 tickets[0] = tickets[0]._replace(loan=self._slabs.lend())
             self._given.put(tickets)
             self._on_their_way.append(tickets)
@@ -204,3 +205,7 @@ class Pipeline:
             [str(info[name]) for name in NAMES if name in info] if isinstance(info, dict) else []
         )
         return f'sample {index} ({names[0]})' if names else f'sample {index}'
+
+
+def _loan_of(tickets: list[Ticket]) -> Loan | None:
+    return tickets[0].loan if tickets else None

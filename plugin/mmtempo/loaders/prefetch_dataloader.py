@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from ..core.slabs import Slabs
 from .batch_stream import BatchStream, Place
-from .errors import LoaderError
 from .pipeline import Pipeline, Waiting
 from .preflight import LoaderPlan
 from .worker import Board, InSlab, SeededDataset, WorkerStart
@@ -76,12 +75,14 @@ class PrefetchDataLoader:
         self.drop_last = getattr(batch_sampler, 'drop_last', False)
         self.plan = plan
         self.num_workers, self.prefetch_factor = plan.num_workers, plan.prefetch_factor
-        self.pin_memory, self.persistent_workers = plan.pin_memory, plan.persistent_workers
+        self.pin_memory = plan.pin_memory
+        # There is no end at which they could go; hooks that exchange transforms look at it.
+        self.persistent_workers = plan.persistent_workers or (endless and plan.num_workers > 0)
         self.collate_fn, self.timeout, self.name = collate_fn, timeout, name
         self.seed, self.rank, self.processes = seed, rank, processes
         self.place = Place(processes=processes)
         self.waiting = Waiting()
-        self._endless = endless
+        self._endless, self.is_closed = endless, False
         self._stage: Stage | None = None
         self._board = Board(plan.num_workers)
         arguments: dict[str, Any] = dict(
@@ -94,7 +95,7 @@ class PrefetchDataLoader:
             arguments.update(
                 num_workers=plan.num_workers,
                 prefetch_factor=plan.prefetch_factor,
-                persistent_workers=plan.persistent_workers,
+                persistent_workers=self.persistent_workers,
                 multiprocessing_context=context,
             )
         seeded = SeededDataset(dataset, self._board)
@@ -102,10 +103,13 @@ class PrefetchDataLoader:
         if plan.num_workers and batch_bytes and Slabs.work_here():
             self._slabs = Slabs(batch_bytes)
             arguments['collate_fn'] = InSlab(collate_fn or default_collate, seeded)
-        self._pool = WorkerPool(functools.partial(_torch_loader, seeded, arguments))
+        self._pool = WorkerPool(
+            functools.partial(_torch_loader, seeded, arguments), self._board.is_busy
+        )
         self._pipeline: Pipeline | None = None
         self._batches: Iterator[Any] = iter(())
-        self._end = weakref.finalize(self, self._pool.close)
+        # Before multiprocessing itself waits for its processes, at the end of this one.
+        self._end = Finalize(self, self._pool.close, exitpriority=100)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -129,7 +133,9 @@ class PrefetchDataLoader:
         assert self._pipeline is not None
         try:
             batch = next(self._batches)
-        except LoaderError:
+        except StopIteration:
+            raise
+        except Exception:
             self._drop()  # the next one begins where this has failed
             raise
         self.place = self._pipeline.delivered()
@@ -143,12 +149,12 @@ class PrefetchDataLoader:
             seed: Of the stream. Defaults to None: as it was.
         """
         self._drop()
-        self.place = place
         if seed is not None:
-            self.seed = seed
             for sampler in (self.sampler, self.batch_sampler):
-                if hasattr(sampler, 'seed'):
+                if getattr(sampler, 'seed', None) == self.seed:  # else it is the config's own
                     sampler.seed = seed
+            self.seed = seed
+        self.place = self._stream().settled(place) if self._endless else place
 
     def start_early(self) -> None:
         """Start the workers before the place is known, as while a checkpoint is loaded."""
@@ -168,6 +174,7 @@ class PrefetchDataLoader:
         """End the workers; the next batch starts them again, at the same place."""
         self._drop()
         self._pool.close()
+        self.is_closed = True
         if self._slabs is not None:
             self._slabs.close()
 
@@ -181,9 +188,9 @@ class PrefetchDataLoader:
         self.close()
 
     def _begin(self) -> None:
-        stream = BatchStream(self.sampler, self.batch_sampler, self.seed, self.rank, self.processes)
+        self.is_closed = False
         self._pipeline = Pipeline(
-            stream.from_place(self.place, self._endless),
+            self._stream().from_place(self.place, self._endless),
             self._pool,
             self._board,
             self.dataset,
@@ -193,6 +200,9 @@ class PrefetchDataLoader:
             self._slabs,
         )
         self._batches = self._stage(self._pipeline) if self._stage else self._pipeline
+
+    def _stream(self) -> BatchStream:
+        return BatchStream(self.sampler, self.batch_sampler, self.seed, self.rank, self.processes)
 
     def _drop(self) -> None:
         pipeline, self._pipeline, self._batches = self._pipeline, None, iter(())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from .batch_stream import Ticket
 IDLE, BUSY = range(2)
 STATE, INDEX, SINCE, PROCESS, FAILED = range(5)
 NONE = -1
+LOOK_EVERY = 1.0  # seconds
 THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
 
 
@@ -83,6 +85,10 @@ class Board:
             if state != IDLE
         ]
         return sorted(found, key=lambda one: -one.seconds)
+
+    def is_busy(self) -> bool:
+        """Whether any is at a sample."""
+        return bool((self._rows[:, STATE] == BUSY).any())
 
     def failed(self) -> list[int]:
         """Samples that raised an error, the first one of each worker."""
@@ -160,6 +166,7 @@ class WorkerStart:
         # training ends its iteration and saves, and then ends its workers.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         # The workers are the parallelism. Under spawn nothing of the parent's setting is left.
         cv2.setNumThreads(0)
         cv2.ocl.setUseOpenCL(False)
@@ -168,6 +175,13 @@ class WorkerStart:
             warnings.simplefilter('ignore')
         if self._then is not None:
             self._then(worker)
+
+
+def _end_with(parent: int) -> None:
+    """Torch looks for its parent only between two batches, and may wait for good before that."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY)
+    os._exit(1)
 
 
 @contextlib.contextmanager

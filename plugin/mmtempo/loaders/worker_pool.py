@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from ..core.background import Background
+from ..core.device import current_device_index, set_device_index
 from .batch_stream import Ticket
 from .worker import one_thread_each
 
@@ -50,10 +51,11 @@ class WorkerPool:
 
     Args:
         make: Makes torch's loader over a feed.
+        is_busy: Whether a worker is at a sample.
     """
 
-    def __init__(self, make: Callable[[Feed], DataLoader]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Feed], DataLoader], is_busy: Callable[[], bool]) -> None:
+        self._make, self._is_busy = make, is_busy
         self._feed = Feed()
         self._loader: DataLoader | None = None
         self._background: Background | None = None
@@ -77,11 +79,12 @@ class WorkerPool:
         self._feed.renew()
         if not loader.num_workers:
             return self._feed.batches, iter(loader)
-        device = _current_device()
+        self._processes = [one for one in self._processes if one.exitcode is None]
+        device = current_device_index()
 
         def make() -> Iterator[Any]:
             if device is not None:  # a thread begins on the first one, and would pin for that
-                torch.accelerator.set_device_index(device)
+                set_device_index(device)
             # Among `active_children` one that has died already would be missing.
             iterator = iter(loader)
             self._processes = list(getattr(iterator, '_workers', ()))
@@ -91,6 +94,7 @@ class WorkerPool:
         with one_thread_each():
             # Torch starts its workers, and then asks for batches, for which it may wait.
             self._background = Background(make, AHEAD, self._feed.asked)
+            self._background.wait_until_begun()
         return self._feed.batches, self._background
 
     def start_early(self) -> None:
@@ -111,20 +115,32 @@ class WorkerPool:
         found = {one.pid: one.exitcode for one in self._processes}
         return {pid: code for pid, code in found.items() if code is not None}
 
-    def stop(self) -> None:
-        """Make no more batches; workers that persist wait for the next `begin`."""
-        background, self._background = self._background, None
-        self._early = None
-        if background is not None:
-            self._feed.batches.put(None)
-            patience = 0 if self.exit_codes() else PATIENCE
-            if not background.close(patience):  # a sample takes that long, or hangs
-                self._kill()
+    def stop(self, abandon: bool = False) -> None:
+        """Make no more batches; workers that persist wait for the next `begin`.
+
+        Args:
+            abandon: Whether batches are on their way: torch would wait for them, however long,
+                before it begins again. Defaults to False.
+        """
+        background, self._background, self._early = self._background, None, None
+        if background is None:
+            return
+        self._feed.batches.put(None)
+        if abandon or self.exit_codes():
+            self._kill()
+            background.close(0)  # torch looks every few seconds whether its workers live
+        elif not background.close(PATIENCE):
+            self._kill()
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; those that are at a sample have a little time."""
         self.stop()
-        self._loader = None  # asks them to, and waits a little
+        end = time.monotonic() + PATIENCE
+        while self._processes and self._is_busy() and time.monotonic() < end:
+            time.sleep(0.01)
+        if self._is_busy():
+            self._kill()
+        self._loader = None  # asks them to end, and waits
         for process in self._processes:
             process.join(PATIENCE)
         self._kill()
@@ -139,7 +155,8 @@ class WorkerPool:
         for process in self._processes:
             with contextlib.suppress(ValueError):  # closed already
                 process.kill()
-                process.join()
+        for process in self._processes:
+            process.join(PATIENCE)  # one that waits for a lost mount cannot even be killed
         self._processes = []
         self._loader = None
 
@@ -149,9 +166,3 @@ def _leave_to_us(iterator: Any) -> None:
     if getattr(iterator, '_worker_pids_set', False):
         signal_handling._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
-
-
-def _current_device() -> int | None:
-    if not hasattr(torch, 'accelerator'):  # before torch 2.6
-        return None
-    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None

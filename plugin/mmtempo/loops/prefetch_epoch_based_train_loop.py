@@ -46,7 +46,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         if self._batches is None:
             return super().run()
         if self._iter > 0:
-            self._batches.resume(Place(self._epoch))
+            self._batches.resume(lambda: Place(self._epoch))
         prefetch_to_device(self.dataloader, self.runner.model, training=True)
         try:
             return super().run()

@@ -18,6 +18,10 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     Batches are a function of (seed, place in the stream), whatever the number of workers; the
     place is in every checkpoint. When resumed, no batch is made twice, and none is skipped.
 
+    Where the workers are forked, they are when the loop is built, as by mmengine 0.10: beside the
+    checkpoint that is loaded then. A hook that changes the data set later sets
+    `dataloader._iterator` to None, as mmdet's do. `fast_forward_on_resume` is of no use here.
+
     Example::
 
         train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=200_000, val_interval=5000)
@@ -45,7 +49,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
         self.runner.call_hook('before_train')
         self.runner.call_hook('before_train_epoch')
         if self._iter > 0:
-            self._batches.resume(self._place_by_count())
+            self._batches.resume(self._place_by_count)
         prefetch_to_device(self.dataloader, self.runner.model, training=True)
         try:
             while self._iter < self._max_iters and not self.stop_training:

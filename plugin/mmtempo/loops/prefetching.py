@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from mmengine.hooks import CheckpointHook
 
 from ..core.device import SideStream
@@ -38,8 +39,14 @@ def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
     if stage is None:
         loader.stage_with(None)
     else:
-        side = SideStream(stage.device)
+        side = _side_stream(stage.device)
         loader.stage_with(functools.partial(DevicePrefetcher, stage=stage, side=side))
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> SideStream:
+    """One for all loops: the allocator keeps the memory of each stream for that."""
+    return SideStream(device)
 
 
 class TrainingBatches(Iterator):
@@ -61,21 +68,35 @@ class TrainingBatches(Iterator):
             save_before_the_end(self._runner, error)
             raise
 
-    def resume(self, fallback: Place) -> None:
-        """Go to where the checkpoint was; where it does not say, to the fallback."""
+    def resume(self, by_count: Callable[[], Place]) -> None:
+        """Go to where the checkpoint was.
+
+        Args:
+            by_count: The place that the number of iterations tells, for a checkpoint that does
+                not say, or whose place is not of its iteration: stock's loops leave that of an
+                earlier training as it is.
+        """
         found = dict(self._runner.message_hub.runtime_info.get(PLACE) or {})
-        seed = found.pop('seed', None)
-        place = Place(**found) if found else fallback
+        seed, iteration = found.pop('seed', None), found.pop('iter', None)
+        how = ''
+        if iteration == self._runner.iter:
+            place = Place(**found)
+        else:
+            place, how = by_count(), ', by count: the checkpoint does not say where'
+            # What the run has restored; where each process has its own, the order has another.
+            differs = self._runner._randomness_cfg.get('diff_rank_seed', False)
+            seed = None if differs else self._runner.seed
         self._loader.seek(place, seed)
-        counted = '' if found else ' by count: the checkpoint does not say where'
+        place = self._loader.place
         self._runner.logger.info(
             f'{self._loader.name}: goes on in epoch {place.epoch + 1} behind {place.samples} '
-            f'samples{counted}'
+            f'samples{how}'
         )
 
     def note(self) -> None:
         """A checkpoint of this iteration is behind the batch that it was given."""
-        place = dict(self._loader.place.as_dict(), seed=self._loader.seed)
+        place = self._loader.place.as_dict()
+        place.update(seed=self._loader.seed, iter=self._runner.iter + 1)
         self._runner.message_hub.update_info(PLACE, place)
 
     def tell(self) -> None:
