@@ -49,3 +49,24 @@ def test_padding_after_the_end_is_no_truncation(tmp_path: Path) -> None:
     write_image(str(path), IMAGE)
     path.write_bytes(path.read_bytes() + bytes(512))
     read_file(str(path), 'image')
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+def test_much_behind_the_end_is_no_truncation(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f'a{suffix}'
+    write_image(str(path), IMAGE)
+    path.write_bytes(path.read_bytes() + bytes(5000))
+    read_file(str(path), 'image')
+
+
+def test_the_end_of_a_preview_is_not_that_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / 'a.jpg'
+    write_image(str(path), np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8))
+    content = path.read_bytes()
+    preview = b'\xff\xe1\x00\x0a' + b'preview'[:6] + b'\xff\xd9'
+    whole = content[:2] + preview + content[2:]
+    path.write_bytes(whole)
+    read_file(str(path), 'image')
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadSampleError, match='truncated after'):
+        read_file(str(path), 'image')

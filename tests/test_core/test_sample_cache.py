@@ -579,3 +579,36 @@ def test_a_file_in_use_is_not_begun_anew(stored: Caches) -> None:
     put_some(cache, range(8))
     right_ones(cache, range(8))
     assert stored().stats() == cache.stats()
+
+
+def test_a_large_sample_is_refused_alone(caches: Caches) -> None:
+    cache = caches(budget=20_000)
+    cache.put(0, sample(0))
+    for number in (1, 2):
+        cache.put(number, sample(number, side=200))
+    cache.put(3, sample(3))
+    assert right_ones(cache, range(4)) == [0, 3]
+    assert not cache.stats().closed
+    assert len(caches.said) == 1
+    assert 'does not fit any more' in caches.said[0]
+
+
+def test_the_first_budget_holds(caches: Caches) -> None:
+    first = caches(budget=20_000)
+    assert caches(budget=20_000).stats().budget == 20_000
+    assert not caches.said
+    assert caches(budget=30_000).stats().budget == first.stats().budget == 20_000
+    assert caches.said == [
+        'budget of 30000 bytes: another process was first with 20000, which holds'
+    ]
+
+
+@pytest.mark.parametrize('current', [3, 4])
+def test_what_is_mostly_stale_is_emptied(tmp_path: Path, current: int) -> None:
+    caches = Caches(str(tmp_path / 'cache'), 'stale')
+    put_some(caches(identity_of=lambda number: 0), range(8))
+    warm = caches(identity_of=lambda number: int(number >= current))
+    kept = current == 4
+    assert warm.stats().samples == (8 if kept else 0)
+    assert (warm.stats().used == 0) != kept
+    assert bool(caches.said) != kept

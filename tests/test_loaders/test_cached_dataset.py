@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib.util
 import multiprocessing
 import os
 import pickle
+import re
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -16,14 +20,16 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from mmcv.transforms import BaseTransform
+from mmcv.transforms import BaseTransform, KeyMapper
 from mmengine.dataset import BaseDataset, Compose, RepeatDataset
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 
 from mmtempo.core.randomness import generator_states, seed_generators
-from mmtempo.loaders.cache_point import same
+from mmtempo.loaders import cached_dataset
+from mmtempo.loaders.cache_point import REPEATS, same
 from mmtempo.loaders.cached_dataset import CachedDataset
+from mmtempo.loaders.cached_pipeline import fingerprint_of, identity_of
 
 from ..test_core.processes import in_child
 
@@ -370,7 +376,7 @@ def test_ranks_share_what_is_decoded(folder: str) -> None:
     cached = CachedDataset(numbers(folder), until=1)
     assert decoded(cached, range(6)) == 6
     # Built anew, from its config.
-    assert in_child(decoded_by_rank, folder) == 2  # to see whether it is random
+    assert in_child(decoded_by_rank, folder) == REPEATS  # to see whether it is random
 
 
 def decoded_by_rank(folder: str) -> int:
@@ -423,7 +429,7 @@ def test_warm_after_a_restart_but_for_files_that_changed(folder: str, tmp_path: 
 
 def test_other_samples_or_transforms_are_another_cache(folder: str, tmp_path: Path) -> None:
     where = str(tmp_path / 'cache')
-    options = dict(until='Decode', folder=where)
+    options: dict[str, Any] = dict(until='Decode', folder=where)
     assert decoded(CachedDataset(numbers(folder), **options), range(5)) == 5
     assert decoded(CachedDataset(numbers(folder, count=5), **options), range(5)) == 5
     other = Numbers(folder, pipeline=[dict(type='Resize', scale=9), Decode()])
@@ -454,3 +460,198 @@ def test_what_cannot_be_kept_names_the_transform(folder: str) -> None:
     cached.pipeline.count = 2
     with pytest.raises(TypeError, match='what Opens returns cannot be pickled .* earlier'):
         cached[0]
+
+
+# What tells one cache from another.
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(cached_dataset, 'report', messages.append)
+    return messages
+
+
+class Holds(BaseTransform):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def transform(self, results: dict) -> dict:
+        return results
+
+
+def adder(number: int) -> Any:
+    def add(value: int) -> int:
+        return value + number
+
+    return add
+
+
+def table(last: float) -> np.ndarray:
+    values = np.zeros(3000)
+    values[1500] = last
+    return values
+
+
+def mapped(value: Any) -> KeyMapper:
+    return KeyMapper(transforms=[Holds(value)], mapping=dict(img='img'))
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        table,
+        adder,
+        mapped,
+        lambda v: torch.full((2000,), v),
+        lambda v: [{'a': (Holds(v),)}],
+        lambda v: re.compile(str(v)),
+        lambda v: functools.partial(int, base=v),
+    ],
+)
+def test_fingerprints_tell_what_is_inside(make: Any) -> None:
+    one, other, again = (fingerprint_of([Holds(make(value))]) for value in (1, 2, 1))
+    assert one == again
+    assert one != other
+    assert not one[1]
+
+
+def test_fingerprints_of_the_odd() -> None:
+    assert fingerprint_of([Holds({0, 8})]) == fingerprint_of([Holds({8, 0})])
+    cyclic = Holds(None)
+    cyclic.value = [cyclic]
+    assert not fingerprint_of([cyclic])[1]
+    assert fingerprint_of([Holds(threading.Lock())])[1] == {'lock'}
+
+
+def test_what_cannot_be_compared_is_not_shared(
+    folder: str, tmp_path: Path, said: list[str]
+) -> None:
+    dataset = numbers(folder, Holds(threading.Lock()), Pack())
+    cached = CachedDataset(dataset, until=2, folder=str(tmp_path / 'cache'))
+    assert decoded(cached, [1, 1]) == 1
+    assert not (tmp_path / 'cache').exists()
+    assert 'in memory' in cached.describe()
+    other = CachedDataset(numbers(folder, Holds(threading.Lock()), Pack()), until=2)
+    assert decoded(other, [1]) == 1
+    assert 'transforms hold what cannot be compared (lock)' in ''.join(said)
+
+
+def test_code_and_versions_are_part_of_the_key(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    for number in (1, 2, 1):
+        path = tmp_path / f'code_{len(found)}.py'
+        path.write_text(f'class T:\n    def __call__(self, x):\n        return x + {number}\n')
+        spec = importlib.util.spec_from_file_location('own_code', path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, 'own_code', module)
+        spec.loader.exec_module(module)
+        found.append(fingerprint_of([module.T()]))
+    assert found[0] == found[2] != found[1]
+    cached = CachedDataset(numbers(folder), until=1)
+    before = cached._key()
+    monkeypatch.setattr(sys.modules['mmseg'], '__version__', '99')
+    assert cached._key() != before
+
+
+class Reuses(BaseTransform):
+    """Writes into memory of its own, each time the same."""
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros((40, 50, 3), np.uint8)
+
+    def transform(self, results: dict) -> dict:
+        self.buffer[:] = results['img']
+        return results | dict(img=self.buffer, more=[self.buffer])
+
+
+def test_buffers_of_transforms_stay_theirs(folder: str) -> None:
+    cached = CachedDataset(numbers(folder, Reuses(), Shift()), until='Reuses')
+    bare = numbers(folder, Reuses(), Shift())
+    assert same(drawn(cached, range(6)), drawn(bare, range(6)))
+
+
+def test_files_are_known_under_any_key(tmp_path: Path) -> None:
+    path = tmp_path / 'a.bin'
+    for info in (dict(img_path=path), dict(camera=str(path)), dict(views=[dict(x=path)])):
+        path.write_bytes(b'1')
+        before = identity_of(info)
+        path.write_bytes(b'22')
+        assert identity_of(info) != before
+
+
+@pytest.mark.parametrize(
+    'generator', [np.random.default_rng(1), np.random.RandomState(1), torch.Generator()]
+)
+def test_own_generators_are_refused(folder: str, generator: Any) -> None:
+    draw = getattr(generator, 'normal', generator)
+    for value in ([dict(a=Holds(generator))], draw):
+        with pytest.raises(ValueError, match=f'{type(generator).__name__} in Holds is random'):
+            CachedDataset(numbers(folder, Holds(value)), until=2)
+
+
+class AtTimes(BaseTransform):
+    """Random without a random number, and seldom."""
+
+    calls = 0
+
+    def transform(self, results: dict) -> dict:
+        self.calls += 1
+        return results | dict(flag=self.calls == 6)
+
+
+def test_what_is_seldom_random_is_found(folder: str) -> None:
+    with pytest.raises(ValueError, match='AtTimes does not give the same twice'):
+        CachedDataset(numbers(folder, AtTimes()), until=2)
+
+
+def test_a_pipeline_that_cannot_be_cached_may_be_assigned(folder: str, said: list[str]) -> None:
+    cached = CachedDataset(numbers(folder), until='Decode')
+    old = cached.pipeline
+    cached.pipeline = Compose([Pass(), Reads()])
+    assert 'is used without a cache: CachedDataset.until' in ''.join(said)
+    assert old.cache._arena is None
+    assert cached[1]['img'] == b'\2\7'
+    assert cached.describe() == 'no cache'
+    cached.pipeline = Compose([Decode(), Pack()])
+    assert decoded(cached, [1, 1]) == 1
+
+
+class Reads(BaseTransform):
+    def transform(self, results: dict) -> dict:
+        return dict(img=Path(results['img_path']).read_bytes())
+
+
+class WithSets(Numbers):
+    order = (0, 8)
+
+    def load_data_list(self) -> list[dict]:
+        return [one | dict(labels=set(self.order)) for one in super().load_data_list()]
+
+
+@pytest.mark.parametrize('serialize', [False, True])
+def test_keys_do_not_depend_on_the_order_of_sets(
+    folder: str, serialize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = []
+    for order in ((0, 8), (8, 0), (0, 9)):
+        monkeypatch.setattr(WithSets, 'order', order)
+        dataset = WithSets(folder, pipeline=[Decode()], serialize_data=serialize)
+        keys.append(CachedDataset(dataset, until=1)._key())
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_folder_of_old_files_starts_afresh(folder: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(budget=40_000, until=1, folder=str(tmp_path / 'cache'))
+    for _ in range(2):
+        for number in range(6):
+            os.utime(f'{folder}/{number}.bin', ns=(7, os.stat(folder).st_mtime_ns - number))
+        cached = CachedDataset(numbers(folder), **options)
+        assert decoded(cached, range(6)) == 6
+        assert decoded(cached, range(6)) == 0
+        del cached
+        os.utime(folder)

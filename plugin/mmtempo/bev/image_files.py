@@ -37,8 +37,10 @@ def read_file(path: str, kind: str) -> bytes:
 def check_whole(content: bytes, path: str, kind: str) -> None:
     """Raise BadSampleError where a JPEG or PNG was cut short."""
     ending = _ENDINGS.get(content[:2])
-    # Some writers pad the end of the file, so look in its tail.
-    if ending is not None and ending not in content[-1024:]:
+    # Some writers pad the end of the file, so look in its tail; a few put whole files there.
+    if ending is None or ending in content[-1024:]:
+        return
+    if content.rfind(ending, _start_of_scan(content)) < 0:
         raise BadSampleError(f'{kind} {path}: truncated after {len(content)} bytes')
 
 
@@ -118,6 +120,21 @@ def jpeg_size(content: bytes) -> tuple[int, int] | None:
         else:
             place += 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
     return None
+
+
+def _start_of_scan(content: bytes) -> int:
+    """Where a JPEG's pixels begin: what comes before may hold a preview, which has an end, too."""
+    if content[:2] != b'\xff\xd8':
+        return 0
+    place = 2
+    while place + 4 <= len(content) and content[place] == 0xFF:
+        marker = content[place + 1]
+        if marker == 0xDA:
+            return place
+        # Padding, or a segment that says how long it is.
+        skipped = 1 if marker == 0xFF else 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
+        place += skipped
+    return len(content)
 
 
 def _largest_factor(size: tuple[int, int], at_least: tuple[int, int]) -> int:

@@ -8,7 +8,7 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,11 +20,14 @@ MAGIC = int.from_bytes(b'mmtempo1', 'little')
 _MASK = (1 << 64) - 1
 _FULL = 1
 _STOPPED = 2
+_TOO_LARGE = 4
 
 # Words of the header. The first ones never change, and the sixth says whether they are right.
 _MAGIC, _SAMPLES, _ROOM, _KEY, _TOKEN, _CHECK = range(6)
-_SESSION, _USED, _LIMIT, _STATE = range(8, 12)
+_SESSION, _USED, _LIMIT, _STATE, _BUDGET = range(8, 13)
 _COUNTERS = 4096
+# Of so many samples the files are looked at, at the start.
+ASKED = 64
 # A sample's entry is one cache line.
 _INDEX = _COUNTERS + COUNTERS_SIZE
 _FIRST = _INDEX // 8
@@ -141,6 +144,7 @@ class SampleArena:
             live = rows[rows[:, _RIGHT] != 0]
             ends = live[:, _OFFSET] + live[:, _SIZE]
             self._words[_USED] = int(ends.max(initial=0))
+            self._words[_BUDGET] = budget
             if free is not None:
                 budget = min(budget, self.bytes_used + free)
             self._words[_LIMIT] = min(budget, len(self._data))
@@ -150,6 +154,28 @@ class SampleArena:
             # may have gone down since, with some of it not yet on the disk.
             self._words[_SESSION] = secrets.randbits(63) + 1
         return len(wrong)
+
+    def clear_if_stale(self, is_current: Callable[[int, int], bool]) -> str | None:
+        """Forget everything if most of it is of no use; why, if so.
+
+        What has been replaced, or is of files that have changed, is never given free otherwise.
+
+        Args:
+            is_current: Takes a number and an identity. Asked of some: it looks at files.
+        """
+        with self.file.locked():
+            rows, used = self._rows, self._words[_USED]
+            known = np.flatnonzero(rows[:, _RIGHT])
+            asked = known[:ASKED].tolist()
+            sizes = rows[asked, _SIZE].astype(np.int64)
+            good = [is_current(number, int(rows[number, _IDENTITY])) for number in asked]
+            share = int(sizes[good].sum()) / max(1, int(sizes.sum()))
+            reachable = share * int(rows[known, _SIZE].sum())
+            if 2 * reachable >= used:
+                return None
+            rows[:] = 0
+            self._words[_USED] = 0
+        return f'{used - int(reachable)} of {used} bytes are of samples that have changed'
 
     # Reading.
 
@@ -264,6 +290,15 @@ class SampleArena:
             if said & _FULL:
                 return None
             return f'a sample of {size} bytes does not fit into {self.limit} bytes'
+        if 8 * size > self.limit and 64 * (self.limit - self.bytes_used) > self.limit:
+            # There is room for smaller ones.
+            said, self._words[_STATE] = self._words[_STATE], self._words[_STATE] | _TOO_LARGE
+            if said & _TOO_LARGE:
+                return None
+            return (
+                f'a sample of {size} bytes does not fit any more ({self.bytes_used} of '
+                f'{self.limit} bytes are full) and is made anew each time; smaller ones are kept'
+            )
         self._words[_STATE] |= _FULL
         return (
             f'{self.bytes_used} of {self.limit} bytes are full with {self.kept} of {self.samples} '
@@ -287,6 +322,11 @@ class SampleArena:
         if not self.lru:
             return self._words[_USED]
         return int(self._rows[self._rows[:, _RIGHT] != 0, _SIZE].sum())
+
+    @property
+    def budget(self) -> int:
+        """What the limit was made from: that of the first process."""
+        return self._words[_BUDGET]
 
     @property
     def limit(self) -> int:

@@ -111,6 +111,8 @@ class SharedSampleCache:
             there for their owner to remove. Defaults to None: memory.
         policy: 'keep' or 'lru'. Defaults to 'keep'.
         report: Takes messages; pickled with the cache. Defaults to None: Python's logging.
+        identity_of: The identity that a sample has now, see `get`: a folder most of which is of
+            samples that have changed is emptied at the start. Not kept. Defaults to None.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class SharedSampleCache:
         folder: str | None = None,
         policy: str = 'keep',
         report: Callable[[str], None] | None = None,
+        identity_of: Callable[[int], int] | None = None,
     ) -> None:
         if policy not in ('keep', 'lru'):
             raise ValueError(f"policy must be 'keep' or 'lru', found {policy!r}")
@@ -132,9 +135,9 @@ class SharedSampleCache:
         self._number = int.from_bytes(digest, 'big')
         self._report = report or logging.getLogger('mmtempo').warning
         self._arena: SampleArena | None = None
-        self._open()
+        self._open(identity_of)
 
-    def _open(self) -> None:
+    def _open(self, identity_of: Callable[[int], int] | None = None) -> None:
         try:
             with open_shared(
                 self.key,
@@ -147,14 +150,23 @@ class SharedSampleCache:
                     grow_file(file, self.budget)
                 arena = SampleArena(file, self.policy == 'lru')
                 if alone:
-                    self._begin(arena)
+                    self._begin(arena, identity_of)
+                elif arena.budget != self.budget:
+                    self._report(
+                        f'budget of {self.budget} bytes: another process was first with '
+                        f'{arena.budget}, which holds'
+                    )
         except (OSError, ValueError) as error:
             self._report(f'no sample cache: {error}; every sample is made anew each time')
         else:
             self._arena = arena
 
-    def _begin(self, arena: SampleArena) -> None:
+    def _begin(self, arena: SampleArena, identity_of: Callable[[int], int] | None = None) -> None:
         damaged = arena.begin(self.budget, self._free())
+        if identity_of is not None and self.policy == 'keep':
+            stale = arena.clear_if_stale(lambda number, found: identity_of(number) == found)
+            if stale is not None:
+                self._report(f'{arena.file.path} starts afresh: {stale}')
         if damaged:
             self._report(f'{arena.file.path}: {damaged} entries are damaged and not used')
         if arena.limit < self.budget:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +18,13 @@ RANDOM_NAMES = re.compile(
     'Random|PhotoMetric|Jitter|Noise|Shuffle|Albu|Mosaic|MixUp|Mixup|CutOut|CutMix|CopyPaste'
     '|RandAugment|AutoAugment|AugMix|GlobalRotScaleTrans|PointSample'
 )
+# Nobody but their owner seeds them, so that what they give depends on what was drawn before.
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+BOUND = (types.MethodType, types.BuiltinMethodType)
 # How many samples are tried before it is given up: some may be unreadable.
 TRIALS = 4
+# How often a sample is made: what is random at times may be the same twice.
+REPEATS = 8
 
 
 def name_of(transform: Any) -> str:
@@ -36,6 +43,27 @@ def find_random(transform: Any) -> str | None:
         found = find_random(one)
         if found is not None:
             return found if found == cls.__name__ else f'{found} in {cls.__name__}'
+    generator = _find_generator(transform)
+    return None if generator is None else f'{generator} in {cls.__name__}'
+
+
+def _find_generator(value: Any) -> str | None:
+    """The type of a random generator that an object holds, however deep: nobody seeds it."""
+    left, seen = [value], {}
+    while left:
+        one = left.pop()
+        if isinstance(one, GENERATORS):
+            return name_of(one)
+        if id(one) in seen or isinstance(one, (type, types.ModuleType)):
+            continue
+        seen[id(one)] = one  # kept: nothing else gets its place in memory
+        if isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            left += one
+        elif isinstance(one, BOUND):
+            left.append(one.__self__)
+        left += getattr(one, '__dict__', {}).values()
     return None
 
 
@@ -81,7 +109,7 @@ def check_by_trial(
     get_info: Callable[[int], dict],
     samples: int,
 ) -> tuple[int, str | None]:
-    """Make a sample twice, with the global generators seeded differently, and compare.
+    """Make a sample eight times, with the global generators seeded differently, and compare.
 
     Returns:
         How many transforms can be cached, and why a check could not be made. With `until` given,
@@ -90,7 +118,8 @@ def check_by_trial(
     problem: str | None = 'there are no samples'
     for number in range(min(TRIALS, samples)):
         try:
-            place, why = _try(transforms[:count], get_info(number), get_info(number))
+            infos = [get_info(number) for _ in range(REPEATS)]
+            place, why = _try(transforms[:count], infos)
         except Exception as error:  # an unreadable file, say: whoever draws it is told
             problem = f'sample {number}: {type(error).__name__}: {error}'
             continue
@@ -107,20 +136,20 @@ def check_by_trial(
     return count, problem
 
 
-def _try(transforms: Sequence[Any], first: Any, second: Any) -> tuple[int | None, str | None]:
-    """The first transform that is not the same twice, and what it did; or why nobody knows."""
+def _try(transforms: Sequence[Any], samples: list[Any]) -> tuple[int | None, str | None]:
+    """The first transform that is not always the same, and what it did; or why nobody knows."""
     for place, transform in enumerate(transforms):
-        with seeded(1, place):
-            before = generator_states()
-            first = transform(first)
-            drew = not same(before, generator_states())
-        with seeded(2, place):
-            second = transform(second)
+        drew = False
+        for repeat, sample in enumerate(samples):
+            with seeded(repeat + 1, place):
+                before = generator_states()
+                samples[repeat] = transform(sample)
+                drew = drew or not same(before, generator_states())
         if drew:
             return place, 'draws random numbers'
-        if first is None or second is None:
+        if any(sample is None for sample in samples):
             return None, f'{name_of(transform)} gives None'
-        if not same(first, second):
+        if not all(same(samples[0], sample) for sample in samples[1:]):
             return place, 'does not give the same twice'
     return None, None
 

@@ -6,18 +6,23 @@ import copy
 import hashlib
 import logging
 import pickle
+import secrets
 import sys
 from typing import Any
 
-from mmengine.dataset import BaseDataset
+import numpy as np
+from mmengine.dataset import BaseDataset, Compose
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
 from ..core.sample_cache import CacheStats, SharedSampleCache, parse_bytes
 from .cache_point import cache_point, check_by_trial, name_of
-from .cached_pipeline import CachedPipeline, fingerprint_of
+from .cached_pipeline import CachedPipeline, Description, fingerprint_of, identity_of
 
-DECODERS = ('cv2', 'mmcv')
+# Another version may decode, or resize, in another way.
+VERSIONS = ('mmcv', 'mmseg', 'mmengine', 'mmtempo', 'numpy', 'cv2', 'PIL', 'pyspng')
+# Of pickles with a set there is one of these bytes.
+SETS = (0x8F, 0x91)
 
 
 @DATASETS.register_module()
@@ -31,8 +36,12 @@ class CachedDataset:
     far as it still is such a view.
 
     Workers and ranks share one copy, under fork and spawn. Jobs of the same user on the same
-    node do so, too, if their data, transforms and budget are the same. Of policies see
-    `SharedSampleCache`: under shuffling 'keep' is the best that there is.
+    node do so, too, if their data and transforms are the same; the limit is then that of the
+    first. Of policies see `SharedSampleCache`: under shuffling 'keep' is the best that there is.
+
+    A numpy array of the cache refuses to be written into, but torch knows no such tensors: a
+    transform that writes into `torch.from_numpy(array)` ends the process with a segmentation
+    fault, rather than change what the others read. `writable=True` is for it.
 
     Samples, the list of which has changed (another annotation file, another calibration),
     are kept in another cache; an image or label file that has changed is read anew.
@@ -84,54 +93,75 @@ class CachedDataset:
         self.until, self.folder, self.policy, self.writable = until, folder, policy, writable
         self.dataset = dataset
         cache_point(dataset.pipeline.transforms, until)
+        self._installed = False
         if not lazy_init:
             self.full_init()
 
     def full_init(self) -> None:
         """Load the annotations, and find the memory or make it."""
         self.dataset.full_init()
-        if not isinstance(self.dataset.pipeline, CachedPipeline):
+        if not self._installed:
             self._install(self.dataset.pipeline.transforms)
 
     def _install(self, transforms: list) -> None:
         inner = self.dataset
         count = cache_point(transforms, self.until)
+        # Before they are used, which may leave something in them.
+        described = [fingerprint_of([transform]) for transform in transforms[:count]]
         count, unknown = check_by_trial(
             transforms, count, self.until, inner.get_data_info, len(inner)
         )
         if unknown is not None:
             report(f'whether the cached part is random could not be tried: {unknown}')
+        key = '\n'.join([self._key(), *(text for text, _ in described[:count])])
+        odd = set().union(*(types for _, types in described[:count]))
+        if odd:
+            report(
+                f'transforms hold what cannot be compared ({", ".join(sorted(odd))}): the cache is '
+                'of this dataset and its workers only, in memory'
+            )
+            key += secrets.token_hex(16)
+
+        def current(number: int) -> int:
+            return identity_of(inner.get_data_info(number))
+
+        # One of somebody else may give the pipeline other files.
+        plain = type(inner).prepare_data.__module__.split('.')[0] in ('mmengine', 'mmtempo')
         cache = SharedSampleCache(
             len(inner),
             self.budget,
-            key=self._key(transforms[:count]),
-            folder=self.folder,
+            key=key,
+            folder=None if odd else self.folder,
             policy=self.policy,
             report=report,
+            identity_of=current if plain else None,
         )
+        self._installed = True
         inner.pipeline = CachedPipeline(transforms, count, cache, self.writable)
         print_log(f'CachedDataset: {self.describe()}', logger='current')
 
-    def _key(self, transforms: list) -> str:
-        """What the cached part depends on, but for the files."""
+    def _key(self) -> str:
+        """What the cached part depends on, but for the files and the transforms."""
         inner = self.dataset
         digest = hashlib.blake2b(digest_size=16)
         own_infos = type(inner).get_data_info is not BaseDataset.get_data_info
-        if inner.serialize_data and not own_infos:
+        if inner.serialize_data and not own_infos and not np.isin(inner.data_bytes, SETS).any():
             digest.update(inner.data_bytes)
             digest.update(inner.data_address)
         else:
             for number in range(len(inner)):
-                digest.update(pickle.dumps(inner.get_data_info(number), protocol=4))
+                info = inner.get_data_info(number)
+                pickled = pickle.dumps(info, protocol=4)
+                if _has_set(info):  # the order of which is another in each process
+                    pickled = Description().of(info).encode()
+                digest.update(pickled)
         return '\n'.join(
             [
                 f'{type(inner).__module__}.{type(inner).__qualname__} {digest.hexdigest()}',
-                # Another version may decode, or resize, in another way.
                 *(
                     f'{name} {getattr(sys.modules.get(name), "__version__", "")}'
-                    for name in DECODERS
+                    for name in VERSIONS
                 ),
-                fingerprint_of(transforms),
             ]
         )
 
@@ -143,7 +173,16 @@ class CachedDataset:
     @pipeline.setter
     def pipeline(self, pipeline: Any) -> None:
         # Hooks switch to another pipeline by assigning it.
-        self._install(pipeline.transforms)
+        old = self.dataset.pipeline
+        try:
+            self._install(pipeline.transforms)
+        except ValueError as error:
+            report(f'the pipeline that was assigned is used without a cache: {error}')
+            self._installed = True
+            self.dataset.pipeline = Compose(list(pipeline.transforms))
+        new = getattr(self.dataset.pipeline, 'cache', None)
+        if isinstance(old, CachedPipeline) and (new is None or new.key != old.cache.key):
+            old.cache.close()
 
     @property
     def metainfo(self) -> dict:
@@ -157,7 +196,7 @@ class CachedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        if not isinstance(self.dataset.pipeline, CachedPipeline):
+        if not self._installed:
             self.full_init()
         return self.dataset[index]
 
@@ -180,11 +219,11 @@ class CachedDataset:
         """One line for the log."""
         pipeline = self.dataset.pipeline
         if not isinstance(pipeline, CachedPipeline):
-            return 'cache: not made yet'
+            return 'no cache' if self._installed else 'cache: not made yet'
         names = [name_of(transform) for transform in pipeline.transforms]
         rest = ', '.join(names[pipeline.count :]) or 'nothing'
         return (
-            f'{self.stats()}; {self.folder or "in memory"}; kept: '
+            f'{self.stats()}; {pipeline.cache.folder or "in memory"}; kept: '
             f'{", ".join(names[: pipeline.count])}; per draw: {rest}'
         )
 
@@ -196,6 +235,14 @@ class CachedDataset:
         if name.startswith('__') or 'dataset' not in self.__dict__:
             raise AttributeError(f'{type(self).__name__} has no attribute {name!r}')
         return getattr(self.dataset, name)
+
+
+def _has_set(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_set, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_set, value))
+    return isinstance(value, (set, frozenset))
 
 
 def report(message: str) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import array
+import copyreg
+import functools
 import hashlib
+import inspect
 import os
 import pickle
 import re
+import sys
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +26,8 @@ from ..core.sample_packing import SMALL
 from .cache_point import name_of
 
 _ADDRESS = re.compile(r' at 0x[0-9a-fA-F]+')
+_STANDARD = os.path.dirname(os.__file__)
+_PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes)
 
 
 class CachedPipeline(Compose):
@@ -85,7 +92,7 @@ class CachedPipeline(Compose):
             ) from error
         if self._gives_views:
             # As it will be the next time: who writes into it is told now, not in epoch 2.
-            _freeze(data)
+            return _frozen(data)
         return data
 
     def _finish(self, sample: Any) -> Any:
@@ -139,15 +146,124 @@ class CachedPipeline(Compose):
         self._identities = array.array('Q', bytes(8 * self.cache.samples))
 
 
-def fingerprint_of(transforms: Sequence[Any]) -> str:
-    """What the output of transforms depends on, as far as they say."""
-    texts = []
-    for transform in transforms:
-        options = sorted((key, repr(value)) for key, value in vars(transform).items())
-        texts.append(f'{type(transform).__module__}.{type(transform).__qualname__} {options}')
-        texts.append(repr(transform))
-    # Where an object lies differs from process to process.
-    return _ADDRESS.sub('', '\n'.join(texts))
+class Description:
+    """Hashes of values that are the same in another process, whatever the values hold.
+
+    Attributes:
+        unknown: Types of what could not be described; two of them may look the same and not be.
+    """
+
+    def __init__(self) -> None:
+        self.unknown: set[str] = set()
+        # With the values, so that no other is given the same place in memory.
+        self._seen: dict[int, tuple[Any, str]] = {}
+
+    def of(self, value: Any) -> str:
+        if value is None or type(value) in _PLAIN:
+            return f'{type(value).__name__} {value!r}'
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, f'cycle {len(self._seen)}'
+            text = f'{_name_of_type(type(value))} {self._content(value)}'
+            digest = hashlib.blake2b(text.encode(errors='surrogatepass'), digest_size=16)
+            self._seen[id(value)] = value, digest.hexdigest()
+        return self._seen[id(value)][1]
+
+    def _content(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            content = hashlib.blake2b(flat.data).hexdigest()
+            return value.dtype.str, value.dtype.descr, value.shape, content
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            content = hashlib.blake2b(bits.numpy().data).hexdigest()
+            return str(value.dtype), tuple(value.shape), content
+        if isinstance(value, types.FunctionType):
+            return self._all(
+                (value.__module__, value.__qualname__, value.__code__, value.__defaults__)
+                + (value.__kwdefaults__, [*map(_inside, value.__closure__ or ())])
+            )
+        if isinstance(value, types.MethodType):
+            return self._all((value.__func__, value.__self__))
+        if isinstance(value, types.CodeType):
+            return self._all((value.co_code, value.co_names, value.co_consts))
+        if isinstance(value, types.ModuleType):
+            return value.__name__, getattr(value, '__version__', '')
+        if isinstance(value, type):
+            return _name_of_type(value), [_code_of(cls) for cls in value.__mro__]
+        return self._content_of_object(value)
+
+    def _content_of_object(self, value: Any) -> Any:
+        items: Any = next((one.__repr__(value) for one in _PLAIN if isinstance(value, one)), None)
+        state = getattr(value, '__dict__', None)
+        if isinstance(value, dict):
+            items = [(self.of(key), self.of(one)) for key, one in value.items()]
+        elif isinstance(value, (set, frozenset)):
+            items = sorted(map(self.of, value))
+        elif isinstance(value, (list, tuple)):
+            items = self._all(value)
+        elif items is None and (state is None or _pickles_itself(type(value))):
+            try:
+                reduce = copyreg.dispatch_table.get(type(value))
+                reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+            except Exception:  # whatever an extension raises
+                self.unknown.add(type(value).__qualname__)
+                return 'unknown'
+            if isinstance(reduced, str):
+                return reduced
+            state = None
+            items = self._all([*reduced[:3], *(list(part or ()) for part in reduced[3:5])])
+        options = sorted((key, self.of(one)) for key, one in (state or {}).items())
+        return items, options, [_code_of(cls) for cls in type(value).__mro__]
+
+    def _all(self, values: Any) -> list[str]:
+        return [self.of(value) for value in values]
+
+
+def fingerprint_of(transforms: Sequence[Any]) -> tuple[str, set[str]]:
+    """What the output of transforms depends on, their code included.
+
+    Returns:
+        A text, and the types of what could not be described: if there are any, the text does not
+        tell these transforms from others.
+    """
+    description = Description()
+    return ' '.join([description.of(transform) for transform in transforms]), description.unknown
+
+
+def _name_of_type(cls: type) -> str:
+    return f'{cls.__module__}.{cls.__qualname__}'
+
+
+def _pickles_itself(cls: type) -> bool:
+    """Whether what it holds is elsewhere than in its __dict__, or not all of that matters."""
+    names = ('__reduce__', '__reduce_ex__', '__getstate__', '__getnewargs__', '__getnewargs_ex__')
+    slots = any(vars(one).get('__slots__') for one in cls.__mro__)
+    return slots or any(getattr(cls, key, None) is not getattr(object, key, None) for key in names)
+
+
+def _inside(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+@functools.cache
+def _code_of(cls: type) -> str:
+    """Of a class that is no installed package's: those have versions."""
+    file = getattr(sys.modules.get(cls.__module__), '__file__', None) or ''
+    own = cls.__module__ == '__main__' or (file and not file.startswith(_STANDARD))
+    if not own or 'site-packages' in file or 'dist-packages' in file:
+        return ''
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):  # typed in, say
+        codes = {
+            name: (one.__code__.co_code, one.__code__.co_names, repr(one.__code__.co_consts))
+            for name, one in sorted(vars(cls).items())
+            if isinstance(one, types.FunctionType)
+        }
+        return _ADDRESS.sub('', repr(codes))
 
 
 def identity_of(info: dict) -> int:
@@ -164,9 +280,11 @@ def identity_of(info: dict) -> int:
 
 
 def _files(value: Any, key: str) -> Iterator[str]:
-    """Values of all keys such as img_path or filename, however deep."""
+    """Values of all keys such as img_path or filename, and names of files, however deep."""
+    if isinstance(value, os.PathLike):
+        value = os.fsdecode(value)
     if isinstance(value, str):
-        if 'path' in key or 'file' in key:
+        if 'path' in key or 'file' in key or os.path.isfile(value):
             yield value
     elif isinstance(value, dict):
         for name, one in value.items():
@@ -183,16 +301,16 @@ def _address(tensor: torch.Tensor) -> int:
         return -1
 
 
-def _freeze(value: Any) -> None:
-    if isinstance(value, np.ndarray):
-        if value.nbytes >= SMALL:
-            value.setflags(write=False)
-    elif isinstance(value, dict):
-        for one in value.values():
-            _freeze(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _freeze(one)
+def _frozen(value: Any) -> Any:
+    """The same with read-only views of large arrays: the arrays may be a transform's own."""
+    if isinstance(value, np.ndarray) and value.nbytes >= SMALL:
+        value = value.view()
+        value.setflags(write=False)
+    elif type(value) is dict:
+        return {key: _frozen(one) for key, one in value.items()}
+    elif type(value) in (list, tuple):
+        return type(value)(map(_frozen, value))
+    return value
 
 
 _silenced = False

@@ -33,7 +33,8 @@ class FastPackSegInputs(PackSegInputs):
     `SparseSegDataPreProcessor` does that on the device, so the model gets what it gets from
     stock; stock's own preprocessor does not, and its losses take int64 only.
 
-    What is packed is never memory of the data set's or of a cache's.
+    Colour images and labels of bytes are copied; what is of another type is packed by stock, and
+    may be memory that the sample had before.
 
     Example::
 
