@@ -178,9 +178,8 @@ def test_a_sample_that_hangs() -> None:
 
 def test_other_loaders_do_not_interrupt_the_step() -> None:
     """Torch's handler is there as soon as any loader of torch's has had a worker."""
-    before = signal.getsignal(signal.SIGCHLD)
     list(torch.utils.data.DataLoader(Noisy(), num_workers=1))
-    assert signal.getsignal(signal.SIGCHLD) is not before
+    assert callable(signal.getsignal(signal.SIGCHLD))
     loader = build(num_workers=2)
     expected = taken(build(), 2)
     assert taken(loader, 1) == expected[:1]
