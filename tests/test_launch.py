@@ -12,7 +12,6 @@ from mmengine.config import Config
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 
 from mmtempo import launch
-from mmtempo.hooks.checkpoint_saving import CheckpointError
 from mmtempo.optim import SparseOptimWrapper
 
 from .conftest import MINI, ROOT
@@ -133,14 +132,6 @@ def test_one_process_says_what_zero_wait_does(
         assert ('--zero-wait' in capsys.readouterr().err) is says
 
 
-def test_a_mistake_seen_while_running(capsys: pytest.CaptureFixture) -> None:
-    def run(prepared: Any) -> None:
-        raise launch.LaunchError('too short')
-
-    assert launch.run_tool('tool.py', lambda: None, run) == 2
-    assert capsys.readouterr().err == 'tool.py: error: too short\n'
-
-
 PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'
 
 
@@ -234,39 +225,6 @@ def test_resume_takes_the_newest_that_is_whole(
     said = capsys.readouterr().err
     assert 'iter_3.pth: it is no complete zip file' in said
     assert 'iter_2.pth is whole' in said
-
-
-@pytest.mark.parametrize(
-    ('error', 'code', 'said'),
-    [
-        (KeyboardInterrupt(), 130, 'interrupted; newest checkpoint: {}/iter_1.pth'),
-        (SystemExit(143), 143, 'terminated; newest checkpoint: {}/iter_1.pth'),
-        (CheckpointError('saving iter_9.pth failed'), 1, 'error: saving iter_9.pth failed'),
-    ],
-)
-def test_how_a_run_ends(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    code: int,
-    said: str,
-) -> None:
-    def run(_: Config) -> None:
-        raise error
-
-    cfg = Config(dict(work_dir=str(tmp_path)))
-    torch.save(dict(meta=dict(iter=1), message_hub={}), tmp_path / 'iter_1.pth')
-    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_1.pth'))
-    assert launch.run_tool('train.py', lambda: cfg, run) == code
-    assert said.format(tmp_path) in capsys.readouterr().err
-
-
-def test_other_exits_stay_as_they_are() -> None:
-    def run(_: Config) -> None:
-        raise SystemExit(5)
-
-    with pytest.raises(SystemExit, match='5'):
-        launch.run_tool('train.py', Config, run)
 
 
 def test_pictures() -> None:

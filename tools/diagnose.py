@@ -19,6 +19,7 @@ from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
 from mmtempo.doctor.wait_report import compare_waits, without_gpu
 from mmtempo.overlay import describe, zero_wait
+from mmtempo.tool_run import run_tool
 
 
 def parse_args() -> argparse.Namespace:
@@ -55,7 +56,7 @@ def main() -> int:
         console.print(f'with mmtempo, {changes}', highlight=False)
         compare_waits(cfg, args.iters, keep=keep).show(console)
 
-    return launch.run_tool('diagnose.py', prepare, look)
+    return run_tool('diagnose.py', prepare, look)
 
 
 if __name__ == '__main__':

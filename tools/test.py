@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
+from mmtempo.tool_run import run_tool
 
 if TYPE_CHECKING:  # mmtempo comes first: it says what is missing from an installation
     from mmengine.config import Config
@@ -48,9 +49,7 @@ def prepare(args: argparse.Namespace) -> Config:
 
 def main() -> int:
     args = parse_args()
-    return launch.run_tool(
-        'test.py', lambda: prepare(args), lambda cfg: launch.build_runner(cfg).test()
-    )
+    return run_tool('test.py', lambda: prepare(args), lambda cfg: launch.build_runner(cfg).test())
 
 
 if __name__ == '__main__':

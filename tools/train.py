@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmtempo import launch
 from mmtempo.doctor.preflight import preflight
+from mmtempo.tool_run import run_tool
 
 if TYPE_CHECKING:  # mmtempo comes first: it says what is missing from an installation
     from mmengine.config import Config
@@ -54,9 +55,7 @@ def prepare(args: argparse.Namespace) -> Config:
 
 def main() -> int:
     args = parse_args()
-    return launch.run_tool(
-        'train.py', lambda: prepare(args), lambda cfg: launch.build_runner(cfg).train()
-    )
+    return run_tool('train.py', lambda: prepare(args), lambda cfg: launch.build_runner(cfg).train())
 
 
 if __name__ == '__main__':

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -323,18 +322,16 @@ class LoaderError(Exception):
     pass
 
 
-@pytest.mark.parametrize('has_side', [True, False])
 @pytest.mark.parametrize('is_ready', [True, False])
 def test_an_error_of_the_source_comes_in_its_turn_and_once(
-    device: FakeDevice, has_side: bool, is_ready: bool
+    device: FakeDevice, is_ready: bool
 ) -> None:
     def batches() -> Iterator[HostBatch]:
         yield HostBatch(0)
         raise LoaderError
 
     source = Source(batches(), lambda: is_ready)
-    how: Any = (device.stage, SideStream(DEVICE)) if has_side else ()
-    prefetcher = DevicePrefetcher(source, *how)
+    prefetcher = DevicePrefetcher(source, device.stage, SideStream(DEVICE))
     next(prefetcher)
     with pytest.raises(LoaderError):
         next(prefetcher)
@@ -392,34 +389,3 @@ def test_closing_lets_go_of_what_was_staged(device: FakeDevice) -> None:
     assert source.taken == 2
     assert len(device.free[device.side]) == device.blocks - 1  # all but the one handed out
     del tensor
-
-
-@pytest.mark.parametrize('has_side', [True, False])
-def test_starving_is_counted(device: FakeDevice, has_side: bool) -> None:
-    times = itertools.count()
-    # With a side stream: asked for, looked ahead, asked for, looked ahead (and taken), ...
-    answers = [False, False, True, True, False, False] if has_side else [False, True, True, False]
-    ready = iter(answers)
-    batches = (HostBatch(next(times) * 0 + number) for number in range(4))  # takes a second
-    source = Source(batches, lambda: next(ready, False))
-    how: Any = dict(stage=device.stage, side=SideStream(DEVICE)) if has_side else {}
-    prefetcher = DevicePrefetcher(source, **how, clock=lambda: float(next(times)))
-    assert len(list(prefetcher)) == 4
-    assert prefetcher.starved == 2  # the end is no batch
-    assert prefetcher.waited == 2 * 2.0
-
-
-def test_without_a_side_stream_batches_pass_as_they_are() -> None:
-    batches = [dict(inputs=torch.ones(2)), [torch.zeros(1)], None]
-    source = Source(iter(batches))
-    prefetcher = DevicePrefetcher(source)
-    for number, batch in enumerate(batches, 1):
-        assert next(prefetcher) is batch
-        assert source.taken == number
-    assert list(prefetcher) == []
-    assert prefetcher.starved == 0
-
-
-def test_half_of_it_is_a_mistake(device: FakeDevice) -> None:
-    with pytest.raises(ValueError, match='both or none'):
-        DevicePrefetcher(Source(iter([])), device.stage)

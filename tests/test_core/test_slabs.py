@@ -85,10 +85,18 @@ def test_for_ever_no_more_than_are_needed(memory: Slabs) -> None:
     assert len(memory._maps) <= 5
 
 
-def test_what_does_not_fit_goes_torchs_way_and_the_next_fits(memory: Slabs) -> None:
+def test_what_does_not_fit_crosses_by_value_and_the_next_fits(memory: Slabs) -> None:
     large = torch.zeros(2 * LEAST, dtype=torch.uint8)
-    packed, loan = crossed(memory, dict(a=large, b=numbers(3)))
-    assert packed.needed > loan.size
+
+    def make(samples: list) -> dict:
+        made = slabs.new_tensor(large.shape, large.dtype)
+        assert made is not None
+        return dict(a=made.copy_(large), b=numbers(3))
+
+    loan = memory.lend()
+    packed = pack(loan, make, [])
+    assert loan.size < packed.needed < 1.1 * large.nbytes  # each is counted once
+    assert len(packed.content) > large.nbytes
     found = packed.read()
     memory.done(loan)
     assert torch.equal(found['a'], large)

@@ -24,6 +24,7 @@ from mmtempo.core.archive import check_archive
 from mmtempo.core.writer_process import TEMPORARY
 from mmtempo.hooks import checkpoint_content
 from mmtempo.resume import BEST, MARKER
+from mmtempo.tool_run import run_tool
 
 from .toy import STOCK, by_epoch, config, with_evaluation
 
@@ -107,7 +108,7 @@ def through_tool(work: str, **options: Any) -> None:
     """As tools/train.py does it; leaves with its exit code."""
     torch.set_num_threads(1)
     sys.exit(
-        launch.run_tool(
+        run_tool(
             'train.py',
             lambda: saving(Path(work), **options),
             lambda cfg: launch.build_runner(cfg).train(),

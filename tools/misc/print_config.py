@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from mmtempo import launch
+from mmtempo.tool_run import run_tool
 
 
 def main() -> int:
@@ -18,7 +19,7 @@ def main() -> int:
     launch.add_common_arguments(parser)
     launch.add_zero_wait(parser)
     args = parser.parse_args()
-    return launch.run_tool(
+    return run_tool(
         'print_config.py', lambda: launch.load_config(args), lambda cfg: print(cfg.pretty_text)
     )
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -42,12 +40,7 @@ def held_with(budget: int, workers: list[int]) -> dict[int, Held] | None:
         return None
     command = [*COMMAND, str(budget), *map(str, workers)]
     found: dict[int, Held] = {}
-    with (
-        tempfile.TemporaryFile('w+') as errors,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
-    ):
+    with process_memory.talking_to(command) as (process, failure):
         assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
@@ -57,8 +50,7 @@ def held_with(budget: int, workers: list[int]) -> dict[int, Held] | None:
                 process.stdin.write('go on\n')
                 process.stdin.flush()
         if process.wait() or list(found) != workers:
-            errors.seek(0)
-            raise RuntimeError(f'{command} failed: {errors.read().strip()}')
+            raise failure()
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 
 # In kB. Shared pages count in parts, so that a sum is right; mapped files are the page cache's.
 _FIELDS = re.compile(r'^Pss_(?:Anon|Shmem):\s+(\d+) kB', re.MULTILINE)
@@ -48,12 +50,7 @@ def peak_of(command: list[str]) -> tuple[int, int] | None:
     """
     if not _FIELDS.search(_read('/proc/self/smaps_rollup')):
         return None
-    with (
-        tempfile.TemporaryFile('w+') as errors,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
-    ):
+    with talking_to(command) as (process, failure):
         assert process.stdin is not None
         assert process.stdout is not None
         line = 'begin'
@@ -70,8 +67,27 @@ def peak_of(command: list[str]) -> tuple[int, int] | None:
                 process.stdin.flush()
                 return int(line.split()[1]), peak - before
         process.kill()
-        errors.seek(0)
-        raise RuntimeError(f'{command} failed: {errors.read().strip()}')
+        raise failure()
+
+
+@contextlib.contextmanager
+def talking_to(
+    command: list[str],
+) -> Iterator[tuple[subprocess.Popen[str], Callable[[], RuntimeError]]]:
+    """A process that is asked and answers by lines, and what to raise where it fails."""
+    with (
+        tempfile.TemporaryFile('w+') as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+
+        def failure() -> RuntimeError:
+            process.wait()
+            errors.seek(0)
+            return RuntimeError(f'{command} failed: {errors.read().strip()}')
+
+        yield process, failure
 
 
 def _read(path: str) -> str:

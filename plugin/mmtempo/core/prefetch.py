@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -52,28 +51,12 @@ class DevicePrefetcher(Iterator):
 
     Args:
         source: Batches on the host; the caller closes it.
-        stage: Starts copies of a batch, and what else prepares it, without waiting. None, and
-            no side stream, hands out batches as they are, as for the CPU. Defaults to None.
-        side: Where that runs; it may serve one prefetcher after the other. Defaults to None.
-        clock: Gives seconds; `time.perf_counter` where it is left out.
-
-    Attributes:
-        starved: Batches that were not there when they were asked for, the first one among them.
-        waited: Seconds that the host waited for those.
+        stage: Starts copies of a batch, and what else prepares it, without waiting.
+        side: Where that runs; it may serve one prefetcher after the other.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        stage: Callable[[Any], Any] | None = None,
-        side: SideStream | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        if (stage is None) != (side is None):
-            raise ValueError('stage and side stream go together: pass both or none')
-        self.starved = 0
-        self.waited = 0.0
-        self._source, self._stage, self._side, self._clock = source, stage, side, clock
+    def __init__(self, source: Source, stage: Callable[[Any], Any], side: SideStream) -> None:
+        self._source, self._stage, self._side = source, stage, side
         self._ahead: _Staged | Exception | None = None
         self._is_closed = False
 
@@ -82,41 +65,32 @@ class DevicePrefetcher(Iterator):
             raise StopIteration
         following, self._ahead = self._ahead, None
         if following is None:
-            following = self._fetch(starving=not self._source.ready())
+            following = self._fetch()
         if isinstance(following, Exception):
             self.close()
             try:
                 raise following
             finally:
                 del following  # or it would hold itself, and the batch with it
-        if self._side is not None:
-            self._side.hold(following.event)
-            self._side.release()
-            if self._source.ready():
-                self._ahead = self._fetch(starving=False)
+        self._side.hold(following.event)
+        self._side.release()
+        if self._source.ready():
+            self._ahead = self._fetch()
         return following.batch
 
     def close(self) -> None:
         """Let go of what was staged; batches on the host leave when their copies are done."""
         self._is_closed, self._ahead = True, None
-        if self._side is not None:
-            self._side.release()
+        self._side.release()
 
-    def _fetch(self, starving: bool) -> _Staged | Exception:
+    def _fetch(self) -> _Staged | Exception:
         """The source's next batch, or what came instead: it has to wait for its turn."""
-        start = self._clock()
         try:
-            batch = next(self._source)
-            if starving:
-                self.starved += 1
-                self.waited += self._clock() - start
-            return self._start(batch)
+            return self._start(next(self._source))
         except Exception as error:
             return error
 
     def _start(self, batch: Any) -> _Staged:
-        if self._stage is None or self._side is None:
-            return _Staged(batch, None)
         with self._side.beside():
             try:
                 staged = self._stage(batch)

@@ -145,30 +145,31 @@ class _Writer:
     def __init__(self, loan: Loan) -> None:
         self._memory = _map(loan)
         self._start = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
+        self._outside: set[int] = set()
         self.needed = 0
 
-    def new_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """None where there is no room."""
+    def new_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised; in the slab, or where there is no room, outside."""
         count = math.prod(shape)
         offset = self.needed
         self.needed += -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         if self.needed > len(self._memory):
-            return None
+            outside = torch.empty(tuple(shape), dtype=dtype)
+            self._outside.add(outside.data_ptr())
+            return outside
         flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
         return flat.view(tuple(shape))
 
-    def offset_of(self, tensor: torch.Tensor) -> int | None:
-        """Where it lies in the slab; what lies elsewhere is brought there."""
-        if not _is_plain(tensor):
-            return None
-        offset = tensor.data_ptr() - self._start
-        if 0 <= offset < len(self._memory):
-            return offset
-        copy = self.new_tensor(tensor.shape, tensor.dtype)
-        if copy is None:
-            return None
-        copy.copy_(tensor)
-        return copy.data_ptr() - self._start
+    def place(self, tensor: torch.Tensor) -> int | bytes:
+        """Where it lies in the slab, brought there if need be; its content if there is no room."""
+        if not self._is_inside(tensor) and tensor.data_ptr() not in self._outside:
+            tensor = self.new_tensor(tensor.shape, tensor.dtype).copy_(tensor)
+        if self._is_inside(tensor):
+            return tensor.data_ptr() - self._start
+        return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    def _is_inside(self, tensor: torch.Tensor) -> bool:
+        return 0 <= tensor.data_ptr() - self._start < len(self._memory)
 
 
 def pack(loan: Loan, make: Callable[[list], Any], samples: list) -> Any:
@@ -188,22 +189,21 @@ def pack(loan: Loan, make: Callable[[list], Any], samples: list) -> Any:
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-    """In the slab of the batch that is being made; None where there is none, or no room."""
+    """For the batch that is being made, where it is made in a slab; else None."""
     return None if _writer is None else _writer.new_tensor(shape, dtype)
 
 
 class _Pickler(ForkingPickler):
-    """Names places in the slab instead of tensors; others go torch's way."""
+    """Names places in the slab instead of tensors; sparse ones and the like go torch's way."""
 
     def __init__(self, file: io.BytesIO, writer: _Writer) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._writer = writer
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor:
+        if type(obj) is not torch.Tensor or not _is_plain(obj):
             return None
-        offset = self._writer.offset_of(obj)
-        return None if offset is None else (offset, obj.dtype, tuple(obj.shape))
+        return self._writer.place(obj), obj.dtype, tuple(obj.shape)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -212,8 +212,10 @@ class _Unpickler(pickle.Unpickler):
         self._lease = lease
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        offset, dtype, shape = pid
-        flat = torch.frombuffer(self._lease, dtype=dtype, count=math.prod(shape), offset=offset)
+        place, dtype, shape = pid
+        if isinstance(place, bytes):
+            return torch.frombuffer(bytearray(place), dtype=dtype).view(shape)
+        flat = torch.frombuffer(self._lease, dtype=dtype, count=math.prod(shape), offset=place)
         return flat.view(shape)
 
 

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_col
 from ..core.device import current_device_index
 from ..core.host_limits import Limits
 from ..core.randomness import seeded
+from ..core.slabs import Slabs
 from .metadata import share_metadata
 from .prefetch_dataloader import PrefetchDataLoader
 from .preflight import check_sample_bytes, count_segments, plan_loader
@@ -90,17 +92,25 @@ def build_prefetch_dataloader(
     if hasattr(sampler, 'check_batch_size'):
         sampler.check_batch_size(batch_size)
     method = context or multiprocessing.get_start_method()
+    if not isinstance(method, str):
+        method = method.get_start_method()
     sample = _first_sample(dataset, seed) if cfg.get('num_workers', 'auto') else None
+    sample_bytes = None if sample is None else check_sample_bytes(sample)
+    limits, segments = _limits_left(), 1
+    if sample_bytes and Slabs.work_here():
+        limits = replace(limits, shared_memory=None)  # slabs lie elsewhere
+    else:
+        segments = _segments(collate_fn, sample, batch_size)
     plan = plan_loader(
         cfg,
-        sample_bytes=None if sample is None else check_sample_bytes(sample),
+        sample_bytes=sample_bytes,
         batch_size=batch_size,
         name=name,
-        start_method=method if isinstance(method, str) else method.get_start_method(),
+        start_method=method,
         has_accelerator=current_device_index() is not None,
         local_world_size=_processes_here(processes),
-        limits=_limits_left(),
-        segments_per_batch=_segments(collate_fn, sample, batch_size),
+        limits=limits,
+        segments_per_batch=segments,
     )
     level = logging.WARNING if plan.warnings else logging.INFO
     print_log(plan.describe(), logger='current', level=level)
@@ -118,7 +128,7 @@ def build_prefetch_dataloader(
         endless=endless,
         collate_fn=collate_fn,
         start=start,
-        batch_bytes=0 if sample is None else check_sample_bytes(sample) * batch_size,
+        batch_bytes=(sample_bytes or 0) * batch_size,
         timeout=TIMEOUT if plan.timeout is None else plan.timeout,
         context=context,
         name=name,

@@ -70,11 +70,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
         """One iteration."""
-        self.runner.call_hook('before_train_iter', batch_idx=idx, data_batch=data_batch)
-        if self._batches is not None:
-            self._batches.note()
-        outputs = self.runner.model.train_step(data_batch, optim_wrapper=self.runner.optim_wrapper)
-        self.runner.call_hook(
-            'after_train_iter', batch_idx=idx, data_batch=data_batch, outputs=outputs
-        )
-        self._iter += 1
+        if self._batches is None:
+            super().run_iter(idx, data_batch)
+        else:
+            self._batches.step(self, idx, data_batch)

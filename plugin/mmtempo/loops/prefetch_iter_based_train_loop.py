@@ -18,8 +18,8 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     Batches are a function of (seed, place in the stream), whatever the number of workers; the
     place is in every checkpoint. When resumed, no batch is made twice, and none is skipped.
 
-    Where the workers are forked, they are when the loop is built, as by mmengine 0.10: beside the
-    checkpoint that is loaded then. A hook that changes the data set later sets
+    Workers are started when the loop is built, as by mmengine 0.10, and not when a checkpoint has
+    been loaded. A hook that changes the data set later sets
     `dataloader._iterator` to None, as mmdet's do. `fast_forward_on_resume` is of no use here.
 
     Example::
@@ -68,14 +68,10 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
 
     def run_iter(self, data_batch: Any) -> None:
         """One iteration."""
-        self.runner.call_hook('before_train_iter', batch_idx=self._iter, data_batch=data_batch)
-        if self._batches is not None:
-            self._batches.note()
-        outputs = self.runner.model.train_step(data_batch, optim_wrapper=self.runner.optim_wrapper)
-        self.runner.call_hook(
-            'after_train_iter', batch_idx=self._iter, data_batch=data_batch, outputs=outputs
-        )
-        self._iter += 1
+        if self._batches is None:
+            super().run_iter(data_batch)
+        else:
+            self._batches.step(self, self._iter, data_batch)
 
     def _is_to_be_evaluated(self) -> bool:
         if self.runner.val_loop is None or self._iter < self.val_begin:

@@ -93,11 +93,20 @@ class TrainingBatches(Iterator):
             f'samples{how}'
         )
 
-    def note(self) -> None:
+    def _note(self) -> None:
         """A checkpoint of this iteration is behind the batch that it was given."""
         place = self._loader.place.as_dict()
         place.update(seed=self._loader.seed, iter=self._runner.iter + 1)
         self._runner.message_hub.update_info(PLACE, place)
+
+    def step(self, loop: Any, number: int, batch: Any) -> None:
+        """One iteration, as stock's loops have it; its place counts once a signal would wait."""
+        runner = self._runner
+        runner.call_hook('before_train_iter', batch_idx=number, data_batch=batch)
+        self._note()
+        outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+        runner.call_hook('after_train_iter', batch_idx=number, data_batch=batch, outputs=outputs)
+        loop._iter += 1
 
     def tell(self) -> None:
         """What the loader has to say of itself, for the log."""
