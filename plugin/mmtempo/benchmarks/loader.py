@@ -115,7 +115,9 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
     if plan.workers and taken[0][_title('jpg', plan.workers[0], STOCK)].cpu is None:
         report.notes.append('CPU of workers: not measured here, it needs Linux')
     decoder = 'pyspng' if find_spec('pyspng') else 'OpenCV'
-    report.notes.append(f'png: ours are decoded by {decoder}, stock by OpenCV and Pillow (maps)')
+    report.notes.append(
+        f'png: ours are decompressed by zlib-ng and decoded by {decoder}, stock by OpenCV and Pillow (maps)'
+    )
     if missing:
         report.notes.append(f'not installed, so not measured: {", ".join(missing)}')
 

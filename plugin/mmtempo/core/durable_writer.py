@@ -14,9 +14,11 @@ import traceback
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+import zlib_ng
 
 from . import writer_process
 from .archive import records_of
@@ -256,8 +258,9 @@ class _Worker:
 
 def _start_process() -> subprocess.Popen:
     # Without site and user packages, and apart from a Ctrl-C at the terminal.
+    packages = str(Path(zlib_ng.__path__[0]).parent)
     return subprocess.Popen(
-        [sys.executable, '-I', '-S', writer_process.__file__, str(os.getpid())],
+        [sys.executable, '-I', '-S', writer_process.__file__, str(os.getpid()), packages],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -7,10 +7,10 @@ import os
 import secrets
 import struct
 import time
-import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from zlib_ng import zlib_ng
 
 from .process_counters import SIZE as COUNTERS_SIZE
 from .process_counters import ProcessCounters
@@ -207,7 +207,7 @@ class SampleArena:
             return None
         found = self._data[words[_OFFSET] : words[_OFFSET] + words[_SIZE]]
         if words[_SEEN] != self._words[_SESSION]:
-            if zlib.crc32(found) != words[_CRC]:
+            if zlib_ng.crc32(found) != words[_CRC]:
                 return None
             self._words[_FIRST + 8 * number + _SEEN] = self._words[_SESSION]
         return found
@@ -232,7 +232,7 @@ class SampleArena:
         crc = 0
         if self.file.path is not None:  # what is in memory does not outlive the session
             for part in parts:
-                crc = zlib.crc32(part, crc)
+                crc = zlib_ng.crc32(part, crc)
         with self.file.locked() as descriptor:
             # Another process may have been faster.
             if self.is_closed or self._look(number, identity) is not None:

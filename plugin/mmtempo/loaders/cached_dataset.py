@@ -20,7 +20,7 @@ from .cache_point import cache_point, check_by_trial, name_of
 from .cached_pipeline import CachedPipeline, Description, fingerprint_of, identity_of
 
 # Another version may decode, or resize, in another way.
-VERSIONS = ('mmcv', 'mmseg', 'mmengine', 'mmtempo', 'numpy', 'cv2', 'PIL', 'pyspng')
+VERSIONS = ('mmcv', 'mmseg', 'mmengine', 'mmtempo', 'numpy', 'cv2', 'PIL', 'pyspng', 'zlib_ng')
 # Of pickles with a set there is one of these bytes.
 SETS = (0x8F, 0x91)
 
