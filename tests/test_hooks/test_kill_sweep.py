@@ -162,13 +162,13 @@ def test_each_step_is_as_designed(all_steps: list[str]) -> None:
     while not all_steps[begin].startswith('open'):
         begin += 1
     written = [
-        'open .{}.mmtempo-tmp', '_write_end_record ', 'fsync ', 'replace .{}.mmtempo-tmp', 'fsync '
+        'open .{}.mmtempo-tmp', 'end of archive', 'fsync ', 'replace .{}.mmtempo-tmp', 'fsync '
     ]  # fmt: skip
     expected = [
         name.format(file)
         for file in ('best_score_iter_18.pth', 'iter_18.pth', MARKER)
         for name in written
-        if file != MARKER or name != '_write_end_record '
+        if file != MARKER or name != 'end of archive'
     ]
     expected += ['replace best_score_iter_6.pth', 'remove .best_score_iter_6.pth.mmtempo-tmp']
     assert all_steps[begin:][: len(expected)] == expected

@@ -116,7 +116,8 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
         report.notes.append('CPU of workers: not measured here, it needs Linux')
     decoder = 'pyspng' if find_spec('pyspng') else 'OpenCV'
     report.notes.append(
-        f'png: ours are decompressed by zlib-ng and decoded by {decoder}, stock by OpenCV and Pillow (maps)'
+        f'png: ours are decompressed by zlib-ng and decoded by {decoder}, stock by OpenCV and '
+        'Pillow (maps)'
     )
     if missing:
         report.notes.append(f'not installed, so not measured: {", ".join(missing)}')

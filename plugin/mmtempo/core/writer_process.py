@@ -23,9 +23,10 @@ import os
 import pickle
 import shutil
 import signal
+import struct
 import sys
 import time
-import zipfile
+import zlib
 from typing import Any, BinaryIO
 
 with contextlib.suppress(ImportError):  # Windows
@@ -36,13 +37,17 @@ TEMPORARY = '.mmtempo-tmp'
 FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
 PAGE = mmap.PAGESIZE
-FLUSH_EVERY = 32  # records
 LARGE = 16 * PAGE  # from here on, a record lies in the file as it lies in the shared memory
+# What a zip of before 1993 can say; else it says it behind.
+SHORT, LONG = 0xFFFF, 0xFFFFFFFF
+ZIP64_LIMIT = (1 << 31) - 1  # as Python's
+NO_DATE = 0x21  # the first of January 1980
 NICENESS = 19  # the training comes first
 AUTOGROUP = '/proc/self/autogroup'  # of a session of its own, within which alone `nice` counts
 PR_SET_PDEATHSIG = 1
 # Some file systems of networks and virtual machines cannot sync a folder.
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
+checksum = zlib.crc32
 
 
 def temporary_of(path: str) -> str:
@@ -53,9 +58,9 @@ def temporary_of(path: str) -> str:
 class DirectFile:
     """A file written past the page cache, which would cost a copy, and other files their place.
 
-    What lies in shared memory at the same place of a page as in the file is written from there;
-    anything else is kept until `flush`, behind which nobody may go back. Where the file system
-    has no such files, an OSError.
+    Large parts of shared memory that lie there as in the file, page by page, are written from
+    there; anything else through a buffer. It is written once, from its start to its end, which
+    is `flush`. Where the file system has no such files, an OSError.
 
     Args:
         path: Is made, or made empty.
@@ -64,10 +69,9 @@ class DirectFile:
     def __init__(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._file = os.open(path, flags | os.O_DIRECT, 0o666)
-        self._position = self._size = 0
-        self._pages: dict[int, bytearray] = {}  # not written in place, by their number
-        self._is_flushed = True
+        self._position = 0
         self._buffer = memoryview(mmap.mmap(-1, LARGE))  # begins where a page does
+        self._kept = 0  # bytes in it
 
     def __enter__(self) -> DirectFile:
         return self
@@ -81,44 +85,37 @@ class DirectFile:
     def tell(self) -> int:
         return self._position
 
-    def seek(self, position: int) -> int:
-        self._position = position
-        return position
-
     def write(self, content: bytes | memoryview) -> int:
         left = memoryview(content)
-        self._is_flushed = False
-        is_in_place = isinstance(left.obj, mmap.mmap) and len(left) >= LARGE
-        while left:
-            number, start = divmod(self._position, PAGE)
-            if is_in_place and start == 0 and len(left) >= PAGE:
-                count = len(left) // PAGE * PAGE
-                self._write(left[:count], self._position)
-            else:
-                count = min(PAGE - start, len(left))
-                page = self._pages.setdefault(number, bytearray(PAGE))
-                page[start : start + count] = left[:count]
+        if isinstance(left.obj, mmap.mmap) and len(left) >= LARGE:
+            first = -self._position % PAGE
+            self._keep(left[:first])
+            self._write_kept()
+            count = (len(left) - first) // PAGE * PAGE
+            self._write(left[first : first + count], self._position)
             self._position += count
-            left = left[count:]
-        self._size = max(self._size, self._position)
+            left = left[first + count :]
+        self._keep(left)
         return len(content)
 
     def flush(self) -> None:
-        if self._is_flushed:
-            return
-        start, end = 0, 0  # of the pages that lie in the buffer, one after the other
-        for number, page in sorted(self._pages.items()):
-            if end - start == len(self._buffer) // PAGE or number != end:
-                self._write(self._buffer[: (end - start) * PAGE], start * PAGE)
-                start = end = number
-            place = (end - start) * PAGE
-            self._buffer[place : place + PAGE] = page
-            end += 1
-        self._write(self._buffer[: (end - start) * PAGE], start * PAGE)
-        os.ftruncate(self._file, self._size)  # the last page is longer
-        last = self._size // PAGE  # goes on
-        self._pages = {last: self._pages[last]} if last in self._pages else {}
-        self._is_flushed = True
+        self._write_kept()
+        os.ftruncate(self._file, self._position)  # the last page is longer
+
+    def _keep(self, content: memoryview) -> None:
+        while content:
+            part = content[: LARGE - self._kept]
+            self._buffer[self._kept : self._kept + len(part)] = part
+            self._kept += len(part)
+            self._position += len(part)
+            content = content[len(part) :]
+            if self._kept == LARGE:
+                self._write_kept()
+
+    def _write_kept(self) -> None:
+        size = -(-self._kept // PAGE) * PAGE
+        self._write(self._buffer[:size], self._position - self._kept)
+        self._kept = 0
 
     def _write(self, pages: memoryview, position: int) -> None:
         while pages:
@@ -142,33 +139,102 @@ def open_to_write(path: str) -> Any:
     return open(path, 'wb')
 
 
+class Archive:
+    """Writes a zip as `torch.save` does: stored, aligned, with the CRC-32 of each record.
+
+    From its start to its end, with few writes: Python's own writer goes back to each header, and
+    takes longer for a thousand records than they take to be written.
+
+    Args:
+        file: Open for writing.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._small: list[bytes | memoryview] = []  # not written yet
+        self._size = 0
+        self._entries: list[bytes] = []
+
+    def add(self, name: str, content: bytes | memoryview, place: int, alignment: int) -> None:
+        """Write a record.
+
+        Args:
+            name: Of the record.
+            content: Of the record.
+            place: Where it begins is to be this but for a multiple of `alignment`.
+            alignment: In bytes.
+        """
+        start, size, encoded = self._size, len(content), name.encode()
+        crc = checksum(content)
+        sizes = struct.pack('<HHQQ', 1, 16, size, size) if size > ZIP64_LIMIT else b''
+        header = 30 + len(encoded) + len(sizes) + 4
+        padding = (place - start - header) % alignment
+        extra = sizes + struct.pack('<2sH', b'FB', padding) + b'Z' * padding
+        version, short = (45, LONG) if sizes else (20, size)
+        common = struct.pack('<5H3L', version, 0, 0, 0, NO_DATE, crc, short, short)
+        lengths = struct.pack('<HH', len(encoded), len(extra))
+        self._write(b'PK\3\4' + common + lengths + encoded + extra)
+        self._write(content)
+        self._entries.append(_entry(common, encoded, start, size))
+
+    def end(self) -> None:
+        """Write the table of contents."""
+        start, table = self._size, b''.join(self._entries)
+        count = len(self._entries)
+        self._write(table)
+        end = self._size
+        if start > ZIP64_LIMIT or count >= SHORT:
+            figures = struct.pack('<QHHLLQQQQ', 44, 45, 45, 0, 0, count, count, len(table), start)
+            self._write(b'PK\6\6' + figures)
+            self._write(b'PK\6\7' + struct.pack('<LQL', 0, end, 1))
+        least = min(count, SHORT), min(count, SHORT), min(len(table), LONG), min(start, LONG)
+        self._write(b'PK\5\6' + struct.pack('<HHHHLLH', 0, 0, *least, 0))
+        self._write_small()
+
+    def _write(self, content: bytes | memoryview) -> None:
+        self._size += len(content)
+        if len(content) < LARGE:
+            self._small.append(content)
+        else:
+            self._write_small()
+            self._file.write(content)
+
+    def _write_small(self) -> None:
+        self._file.write(b''.join(self._small))
+        self._small.clear()
+
+
+def _entry(common: bytes, name: bytes, start: int, size: int) -> bytes:
+    """Of the table of contents; `common` is what a record's own header has as well."""
+    long = [size, size] if size > ZIP64_LIMIT else []
+    if start > ZIP64_LIMIT:
+        long.append(start)
+    extra = struct.pack(f'<HH{len(long)}Q', 1, 8 * len(long), *long) if long else b''
+    lengths = struct.pack('<HHHHHL', len(name), len(extra), 0, 0, 0, 0)
+    place = struct.pack('<L', LONG if start > ZIP64_LIMIT else start)
+    made_by = struct.pack('<H', 45)
+    return b'PK\1\2' + made_by + common + lengths + place + name + extra
+
+
 def write_archive(file: BinaryIO, records: list, memory: memoryview | None) -> None:
-    """Write a zip as `torch.save` does: stored, aligned, with the CRC-32 of each record.
+    """Write records as `torch.save` does.
 
     Args:
         file: Open for writing.
         records: Name and content of each; bytes, or offset and size in `memory`.
         memory: The shared memory; None where no record lies in it.
     """
-    with zipfile.ZipFile(file, 'w', zipfile.ZIP_STORED) as archive:
-        for number, (name, content) in enumerate(records):
-            alignment, place = ALIGNMENT, 0
-            if isinstance(content, tuple):
-                offset, size = content
-                assert memory is not None
-                content = memory[offset : offset + size]
-                if size >= LARGE:
-                    alignment, place = PAGE, offset
-            info = zipfile.ZipInfo(f'{FOLDER}/{name}')
-            info.file_size = len(content)
-            is_large = len(content) * 1.05 > zipfile.ZIP64_LIMIT
-            header = 30 + len(info.filename) + 4 + (20 if is_large else 0)
-            padding = (place - file.tell() - header) % alignment
-            info.extra = b'FB' + padding.to_bytes(2, 'little') + b'Z' * padding
-            with archive.open(info, 'w', force_zip64=is_large) as record:
-                record.write(content)
-            if number % FLUSH_EVERY == 0:
-                file.flush()  # it may keep in memory what it has not written
+    archive = Archive(file)
+    for name, content in records:
+        alignment, place = ALIGNMENT, 0
+        if isinstance(content, tuple):
+            offset, size = content
+            assert memory is not None
+            content = memory[offset : offset + size]
+            if size >= LARGE:
+                alignment, place = PAGE, offset
+        archive.add(f'{FOLDER}/{name}', content, place, alignment)
+    archive.end()
 
 
 def sync_folder(path: str) -> None:
@@ -279,10 +345,11 @@ def _open(path: str | None) -> memoryview | None:
 
 def _use_zlib_ng(folder: str) -> None:
     """Its CRC-32 is zlib's in a fifth of the time, which the training's threads have then."""
+    global checksum
     sys.path.append(folder)
     from zlib_ng import zlib_ng
 
-    vars(zipfile)['crc32'] = zlib_ng.crc32  # nobody else uses it in this process
+    checksum = zlib_ng.crc32
 
 
 def main() -> None:

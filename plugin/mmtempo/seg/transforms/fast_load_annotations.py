@@ -23,9 +23,9 @@ class FastLoadAnnotations(LoadAnnotations):
     """mmseg's `LoadAnnotations`: the same labels, and arguments.
 
     Grey PNGs of bytes are decompressed by zlib-ng, in a third of the time or less; palettes, which
-    OpenCV would turn into colours, and all else are decoded by the backend that is asked for. `reduce_zero_label`
-    and the data set's `label_map` are one table, looked up once a pixel: stock goes through the
-    image once for each class.
+    OpenCV would turn into colours, and all else are decoded by the backend that is asked for.
+    `reduce_zero_label` and the data set's `label_map` are one table, looked up once a pixel:
+    stock goes through the image once for each class.
 
     A file that is missing, cut short or no image is a `BadSampleError`, which names it.
 
