@@ -9,7 +9,7 @@ env_cfg = dict(
 )
 default_hooks = dict(
     runtime_info=dict(type='SparseRuntimeInfoHook'),
-    timer=dict(type='IterTimerHook'),
+    timer=dict(type='ThroughputMonitorHook'),
     logger=dict(type='SparseLoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='AsyncCheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3),

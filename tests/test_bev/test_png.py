@@ -183,9 +183,7 @@ def test_no_memory_is_asked_for_that_a_header_makes_up(monkeypatch: pytest.Monke
     assert decode_png(encoded('colours')[:8] + header + encoded('colours')[33:], FLAGS) is None
 
 
-def test_pyspng_is_used_for_images_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pyspng_is_used_for_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels are counted by threads, which it would make wait."""
     calls = []
     load_png = pyspng.load

@@ -10,16 +10,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 FORK = multiprocessing.get_context('fork')
+# A process group's threads wait for good, now and then, for a lock that was held at the fork.
+SPAWN = multiprocessing.get_context('spawn')
 
 
 def _run(pipe: Connection, function: Callable, args: tuple) -> None:
     pipe.send(function(*args))
 
 
-def in_child(function: Callable, *args: Any) -> Any:
-    """What the function returns in a process of its own."""
-    here, there = FORK.Pipe()
-    process = FORK.Process(target=_run, args=(there, function, args))
+def in_child(function: Callable, *args: Any, context: Any = FORK) -> Any:
+    """What the function returns in a process of its own; SPAWN for what starts threads in it."""
+    here, there = context.Pipe()
+    process = context.Process(target=_run, args=(there, function, args), daemon=True)
     process.start()
     there.close()
     result = here.recv()

@@ -8,6 +8,7 @@ from .checkpoint import measure_checkpoint
 from .harness import Report
 from .loader import measure_loader
 from .logger import measure_logger
+from .monitor import measure_monitor
 from .resume import measure_resume
 from .splat import measure_splat
 
@@ -15,6 +16,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(
     checkpoint=measure_checkpoint,
     loader=measure_loader,
     logger=measure_logger,
+    monitor=measure_monitor,
     resume=measure_resume,
     splat=measure_splat,
 )

@@ -12,6 +12,8 @@ import torch
 
 # Memory that the host can reach anyway, or none at all: nothing is gained by pinning.
 WITHOUT_PINNING = {'cpu', 'meta', 'mps'}
+# Whose events tell the time without waiting; those of MPS wait for all that it was given.
+WITH_TIMING = {'cuda', 'xpu'}
 
 
 def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -121,6 +123,27 @@ class SideStream:
     def wait(self, event: Any) -> None:
         """Wait on the host."""
         event.synchronize()
+
+
+def tells_time(device: torch.device) -> bool:
+    """Whether `note_time` works there."""
+    return device.type in WITH_TIMING and (device.type == 'cuda' or hasattr(torch, 'accelerator'))
+
+
+def note_time(device: torch.device, event: Any = None) -> Any:
+    """Have the device note when it gets here; returns the event, to be queried later.
+
+    Args:
+        device: The accelerator.
+        event: One from before that nobody needs any more. Defaults to None: a new one.
+    """
+    if hasattr(torch, 'accelerator'):  # torch 2.6
+        event = torch.Event(device, enable_timing=True) if event is None else event
+        event.record(torch.accelerator.current_stream(device))
+    else:
+        event = torch.cuda.Event(enable_timing=True) if event is None else event
+        event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def current_device_index() -> int | None:

@@ -123,20 +123,32 @@ class Packed:
         loan: The slab.
         content: The batch, pickled.
         needed: Bytes that its tensors take, whether there was room or not.
+        origin: What whoever made it has to say of that.
     """
 
     def __init__(self, loan: Loan, content: bytes, needed: int) -> None:
         self.loan, self.content, self.needed = loan, content, needed
+        self.origin: Any = None
 
     def read(self) -> Any:
         """In the training's process."""
         return _all[self.loan.owner].read(self)
 
-    def pin_memory(self) -> Any:
+    def pin_memory(self) -> Pinned:
         """Torch calls it, in a thread of its own; the slab is free when that is copied."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return pin_memory(self.read())
+        return Pinned(pin_memory(self.read()), self.origin)
+
+
+class Pinned:
+    """A batch in pinned memory, and its origin."""
+
+    def __init__(self, batch: Any, origin: Any) -> None:
+        self._batch, self.origin = batch, origin
+
+    def read(self) -> Any:
+        return self._batch
 
 
 class _Writer:

@@ -4,5 +4,12 @@ from .async_checkpoint_hook import AsyncCheckpointHook
 from .run_summary_hook import RunSummaryHook
 from .sparse_logger_hook import SparseLoggerHook
 from .sparse_runtime_info_hook import SparseRuntimeInfoHook
+from .throughput_monitor_hook import ThroughputMonitorHook
 
-__all__ = ['AsyncCheckpointHook', 'RunSummaryHook', 'SparseLoggerHook', 'SparseRuntimeInfoHook']
+__all__ = [
+    'AsyncCheckpointHook',
+    'RunSummaryHook',
+    'SparseLoggerHook',
+    'SparseRuntimeInfoHook',
+    'ThroughputMonitorHook',
+]

@@ -15,6 +15,7 @@ from mmengine.dist import is_main_process
 
 from ..core.durable_writer import DurableWriter, Save
 from ..core.snapshot import TornError
+from ..core.timeline import charged_to
 from .checkpoint_content import changed_by_updates, checkpoint_of, mark_late, unwrapped
 
 
@@ -148,7 +149,8 @@ class CheckpointSaving:
     def fence(self) -> None:
         """Return when the state may change."""
         if self._writer is not None:
-            self._writer.fence()
+            with charged_to('checkpoint: fence'):
+                self._writer.fence()
 
     @contextmanager
     def together(self) -> Iterator[_Batch]:
@@ -210,7 +212,8 @@ class CheckpointSaving:
 
     def finish(self, is_last: bool = False) -> float:
         """Until what is on its way is durable, and reported; the seconds it took."""
-        waited = 0.0 if self._writer is None else self._writer.wait()
+        with charged_to('checkpoint: wait for the writer'):
+            waited = 0.0 if self._writer is None else self._writer.wait()
         self.settle(is_last)
         if is_last and self._failed is not None:  # it was seen while there might have been more
             raise self._failed

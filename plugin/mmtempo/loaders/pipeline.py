@@ -11,11 +11,11 @@ from typing import Any
 
 from ..core.background import Background
 from ..core.host_limits import oom_kills
-from ..core.slabs import Loan, Packed, Slabs
+from ..core.slabs import Loan, Packed, Pinned, Slabs
 from .batch_stream import Place, Ticket
 from .deaths import why_os_error, why_worker_died
 from .errors import LoaderError
-from .worker import Board
+from .worker import Board, Origin
 from .worker_pool import WorkerPool
 
 # What may come of a worker's death, and seconds until that itself is known.
@@ -40,6 +40,21 @@ class Waiting:
     batches: int = 0
     starved: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How the training came by a batch.
+
+    Attributes:
+        samples: Their numbers in the data set.
+        waited: Seconds, where it was not there.
+        origin: What its worker says of it; None where none does.
+    """
+
+    samples: list[int]
+    waited: float
+    origin: Origin | None
 
 
 class Pipeline:
@@ -75,6 +90,8 @@ class Pipeline:
         self._waiting, self._slabs = waiting, slabs
         self._on_their_way: collections.deque[list[Ticket]] = collections.deque()
         self._places: collections.deque[Place] = collections.deque()
+        self._deliveries: collections.deque[Delivery] = collections.deque()
+        self._origin: Origin | None = None
         self._ended = False
         self._ooms = oom_kills()
         self._ahead = pool.ahead
@@ -98,17 +115,22 @@ class Pipeline:
         except StopIteration:
             self._waiting.batches -= 1
             raise
+        waited = 0.0
         if start is not None:
+            waited = time.perf_counter() - start
             self._waiting.starved += 1
-            self._waiting.seconds += time.perf_counter() - start
-        loan = _loan_of(self._on_their_way.popleft())
+            self._waiting.seconds += waited
+        tickets = self._on_their_way.popleft()
+        samples = [ticket.sample for ticket in tickets]
+        self._deliveries.append(Delivery(samples, waited, self._origin))
+        loan = _loan_of(tickets)
         if self._slabs is not None and loan is not None:
             self._slabs.done(loan)
         return batch
 
-    def delivered(self) -> Place:
-        """The place behind the batch that the training has been given now."""
-        return self._places.popleft()
+    def delivered(self) -> tuple[Place, Delivery]:
+        """The place behind the batch that the training has been given now, and how that came."""
+        return self._places.popleft(), self._deliveries.popleft()
 
     def close(self) -> None:
         self._pool.stop(abandon=bool(self._on_their_way))
@@ -136,7 +158,10 @@ class Pipeline:
         try:
             if isinstance(self._source, Background):
                 batch = self._take_from(self._source)
-                return batch.read() if isinstance(batch, Packed) else batch
+                if not isinstance(batch, (Packed, Pinned)):
+                    return batch
+                self._origin = batch.origin
+                return batch.read()
             return next(self._source)
         except (StopIteration, LoaderError):
             raise

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from ..core.slabs import Slabs
 from .batch_stream import BatchStream, Place
-from .pipeline import Pipeline, Waiting
+from .pipeline import Delivery, Pipeline, Waiting
 from .preflight import LoaderPlan
 from .worker import Board, InSlab, SeededDataset, WorkerStart
 from .worker_pool import Feed, WorkerPool
@@ -82,6 +82,7 @@ class PrefetchDataLoader:
         self.seed, self.rank, self.processes = seed, rank, processes
         self.place = Place(processes=processes)
         self.waiting = Waiting()
+        self.delivery: Delivery | None = None  # of the last batch
         self._endless, self.is_closed = endless, False
         self._stage: Stage | None = None
         self._board = Board(plan.num_workers)
@@ -138,7 +139,7 @@ class PrefetchDataLoader:
         except Exception:
             self._drop()  # the next one begins where this has failed
             raise
-        self.place = self._pipeline.delivered()
+        self.place, self.delivery = self._pipeline.delivered()
         return batch
 
     def seek(self, place: Place, seed: int | None = None) -> None:

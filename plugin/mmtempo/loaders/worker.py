@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import torch
@@ -95,6 +95,22 @@ class Board:
         return [index for index in self._rows[:, FAILED].tolist() if index != NONE]
 
 
+class Origin(NamedTuple):
+    """Who has made a batch, and what took long.
+
+    Attributes:
+        worker: Its number.
+        seconds: For all samples.
+        slowest: The sample that took longest.
+        slowest_seconds: For that one.
+    """
+
+    worker: int
+    seconds: float
+    slowest: int
+    slowest_seconds: float
+
+
 class InSlab:
     """A collate function whose batches lie in the slab that their first ticket has brought.
 
@@ -108,7 +124,11 @@ class InSlab:
 
     def __call__(self, samples: list) -> Any:
         loan, self._dataset.loan = self._dataset.loan, None
-        return self._make(samples) if loan is None else pack(loan, self._make, samples)
+        if loan is None:
+            return self._make(samples)
+        packed = pack(loan, self._make, samples)
+        packed.origin = self._dataset.origin()
+        return packed
 
 
 class SeededDataset(Dataset):
@@ -123,6 +143,7 @@ class SeededDataset(Dataset):
         self.dataset = dataset
         self._board = board
         self.loan: Loan | None = None
+        self._took: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -133,6 +154,7 @@ class SeededDataset(Dataset):
         self._board.begin(number, ticket.sample)
         if ticket.loan is not None:
             self.loan = ticket.loan
+        start = time.perf_counter()
         try:
             if worker is None:
                 with seeded(*ticket.key):  # the model draws in this process
@@ -144,7 +166,18 @@ class SeededDataset(Dataset):
             self._board.fail(number)
             raise
         self._board.end(number)
+        if self.loan is not None:
+            self._took.append((time.perf_counter() - start, ticket.sample))
         return sample
+
+    def origin(self) -> Origin | None:
+        """Of the samples since the last time it was asked; in a worker."""
+        took, self._took = self._took, []
+        worker = get_worker_info()
+        if worker is None or not took:
+            return None
+        seconds, slowest = max(took)
+        return Origin(worker.id, sum(one for one, _ in took), slowest, seconds)
 
 
 class WorkerStart:

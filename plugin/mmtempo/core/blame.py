@@ -1,0 +1,183 @@
+"""Why an iteration was slow: the phase that took longer than usual, and what else was seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .durations import duration
+
+# Of what was lost, so much must be explained by a cause that cuts across phases.
+MOST = 0.5
+# Seconds in the kernel, and pages read from a disk, that are worth to be mentioned.
+NOTABLE = 0.3
+MANY_FAULTS = 32
+MOST_SAMPLES = 16
+# Phases of the step itself, where the host computes or waits for the device.
+STEP = ('to_device', 'forward', 'backward', 'step', 'train_step', 'unexplained')
+
+
+@dataclass
+class Slow:
+    """An iteration that took longer than those of its kind.
+
+    Attributes:
+        number: Which; counted from 1.
+        seconds: It took.
+        usual: Seconds that such iterations take.
+        spent: Seconds by phase.
+        usually: The same of usual iterations.
+        facts: What was counted meanwhile; what is not known is not there.
+        usual_facts: The same of usual iterations.
+        machine: What the machine has to say of that time.
+        note: How it came by its batch, 'delivery' or 'worker' and 'files'; its 'shape'; whether
+            it 'is_first' or 'is_new_shape'.
+    """
+
+    number: int
+    seconds: float
+    usual: float
+    spent: dict[str, float]
+    usually: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+    usual_facts: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    note: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> float:
+        return self.seconds - self.usual
+
+    def more(self, fact: str) -> float:
+        """How much more of it than usual."""
+        return self.facts.get(fact, 0.0) - self.usual_facts.get(fact, 0.0)
+
+    def phase(self) -> str:
+        """The one that took most of what was lost."""
+        return max(self.spent, key=lambda one: self.spent[one] - self.usually.get(one, 0.0))
+
+
+@dataclass
+class Blame:
+    """Why an iteration was slow.
+
+    Attributes:
+        phase: Where the time went.
+        category: What kind of cause it is.
+        cause: It, in few words: what is the same for others of its like.
+        text: A sentence for people.
+        evidence: Figures.
+    """
+
+    phase: str
+    category: str
+    cause: str
+    text: str
+    evidence: dict[str, Any]
+
+
+def blame(slow: Slow, categories: dict[str, str]) -> Blame:
+    """Find the cause.
+
+    Args:
+        slow: The iteration.
+        categories: Of phases that are hooks.
+    """
+    phase = slow.phase()
+    evidence = _evidence(slow)
+    category, cause, more = _cause(slow, phase, categories.get(phase, 'hook'), evidence)
+    text = f'took {duration(slow.seconds)} instead of {duration(slow.usual)}: {cause}'
+    return Blame(phase, category, cause, f'{text}{more}', evidence)
+
+
+def _cause(slow: Slow, phase: str, category: str, evidence: dict[str, Any]) -> tuple[str, str, str]:
+    """Category, cause and what follows on it in the sentence."""
+    collecting = slow.more('gc_seconds')
+    if collecting >= MOST * slow.lost:
+        where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
+        return 'gc', 'garbage collection', where
+    if phase == 'data':
+        return 'data', *_of_data(slow, evidence)
+    if phase == 'evaluation':
+        return 'evaluation', 'evaluation', f' ({duration(slow.spent[phase])})'
+    if phase.startswith('checkpoint'):
+        return 'checkpoint', phase, ''
+    system = _system(slow)
+    if phase not in STEP:
+        name = phase.removeprefix('hook:')
+        return category, name, f'; {system[1]}' if system is not None else ''
+    if slow.more('recompiles') >= 1:
+        return 'device', 'torch compiled', f' {slow.more("recompiles"):.0f} times ({phase})'
+    if slow.note.get('is_first'):
+        return 'warm-up', 'first iterations', f' ({phase})'
+    if slow.note.get('is_new_shape'):
+        return 'device', 'new input shape', f' {slow.note.get("shape")} ({phase})'
+    if system is not None:
+        return system[0], system[1], f', in {phase}{system[2]}'
+    return 'unexplained', phase, ''
+
+
+def _of_data(slow: Slow, evidence: dict[str, Any]) -> tuple[str, str]:
+    worker = evidence.get('worker')
+    cause = 'waiting for data' if worker is None else f'worker {worker} was late'
+    samples = evidence.get('samples') or evidence.get('files') or []
+    more = f' with samples {", ".join(map(str, samples[:8]))}' if samples else ''
+    if len(samples) > 8:
+        more += ', ...'
+    if 'slowest_sample' in evidence:
+        more += f'; sample {evidence["slowest_sample"]} took {duration(evidence["sample_seconds"])}'
+    return cause, more
+
+
+def _system(slow: Slow) -> tuple[str, str, str] | None:
+    """What the operating system did: category, cause, and figures."""
+    swapped = slow.machine.get('swap_in', 0)
+    if swapped:
+        return 'memory', 'swapping', f' ({swapped / 1e6:.0f} MB read back)'
+    faults, in_kernel = slow.more('major_faults'), slow.more('system_seconds')
+    if faults >= MANY_FAULTS:
+        return 'memory', 'page faults', f' ({faults:.0f} of them read from a disk)'
+    minor = slow.more('minor_faults')
+    if in_kernel >= NOTABLE * slow.lost and minor >= MANY_FAULTS:
+        return 'memory', 'page faults', f' ({minor:.0f} pages, {duration(in_kernel)} in the kernel)'
+    throttled = slow.machine.get('throttled', 0)
+    if throttled >= NOTABLE * slow.lost:
+        return 'host', 'CPU limit of the container', f' ({duration(throttled)} throttled)'
+    if slow.machine.get('throttle'):
+        return 'device', f'device throttled: {", ".join(slow.machine["throttle"])}', ''
+    if slow.machine.get('retries'):
+        return 'device', 'device memory was full', ' (the allocator had to free and try again)'
+    switched = slow.more('involuntary_switches')
+    if switched >= MANY_FAULTS:
+        return 'host', 'other processes had the CPU', f' ({switched:.0f} involuntary switches)'
+    return None
+
+
+def _evidence(slow: Slow) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for fact, value in slow.facts.items():
+        more = slow.more(fact)
+        if more > 0 and value:
+            found[fact] = more if 'seconds' in fact else round(more)
+    found.update(slow.machine)
+    found.update(_of_delivery(slow.note.get('delivery')))
+    for key in ('worker', 'files', 'shape'):
+        if slow.note.get(key) is not None:
+            found[key] = slow.note[key]
+    return found
+
+
+def _of_delivery(delivery: Any) -> dict[str, Any]:
+    """What our loader says of a batch; see its `Delivery`."""
+    if delivery is None:
+        return {}
+    found = dict(samples=list(delivery.samples)[:MOST_SAMPLES], waited=delivery.waited)
+    if delivery.origin is not None:
+        origin = delivery.origin
+        found.update(
+            worker=origin.worker,
+            worker_seconds=origin.seconds,
+            slowest_sample=origin.slowest,
+            sample_seconds=origin.slowest_seconds,
+        )
+    return found

@@ -1,0 +1,347 @@
+"""From a timeline to what people ask: how fast, how smooth, what was lost, and to what."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .blame import Slow, blame
+from .log_histogram import LogHistogram
+from .periods import find_period
+from .stall_detector import StallDetector
+from .timeline import NANO, Block, Timeline
+
+# Iterations that a usual one is taken from, and those of a cause that a period is looked for in.
+RECENT = 129
+MOST_OF_A_CAUSE = 256
+MOST_CAUSES = 64
+# Samples named with a period.
+MOST_SAMPLES = 16
+EVALUATION = 'evaluation'
+# Times the median of a window: what takes longer does not count as steady.
+SLOW = 1.25
+
+
+class TempoMeter:
+    """Statistics over a training of any length, in fixed memory.
+
+    Args:
+        timeline: Of the training.
+        facts: Names of what the timeline counts: totals, of which differences are taken.
+            Defaults to ().
+        categories: Of phases that are hooks; looked up when a stall is found. Defaults to None.
+        factor: How many times the usual deviation an iteration must take longer to be a stall.
+            Defaults to 8.0.
+        keep: How many stalls are kept, the longest. Defaults to 50.
+        machine: What the machine has to say of the time between two moments of
+            `time.perf_counter`. Defaults to None.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        facts: tuple[str, ...] = (),
+        categories: dict[str, str] | None = None,
+        factor: float = 8.0,
+        keep: int = 50,
+        machine: Callable[[float, float], dict] | None = None,
+    ) -> None:
+        self._timeline, self._facts = timeline, facts
+        self._categories = {} if categories is None else categories
+        self._machine = machine
+        self._detector = StallDetector(factor)
+        self._longest = _Longest(keep)
+        self._lost = _Lost()
+        self._taken = 0
+        self._whole, self._spread = LogHistogram(), _Spread()
+        self._phases: dict[str, LogHistogram] = {}
+
+    @property
+    def taken(self) -> int:
+        """Iterations, so far."""
+        return self._taken
+
+    @property
+    def lost_share(self) -> float:
+        """Of all time so far, what slow iterations have lost."""
+        seconds = sum(phase.total for phase in self._phases.values())
+        return self._lost.seconds / seconds if seconds else 0.0
+
+    def take(self, is_last: bool = False) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        """What iterations took that have ended since the last time, and stalls found meanwhile.
+
+        Args:
+            is_last: Whether no more will come: then all of them are judged. Defaults to False.
+        """
+        block = self._timeline.last(self._timeline.ended - self._taken)
+        self._taken = self._timeline.ended
+        found = self._detector.look(block.seconds, block.kinds)
+        stalls = self._blame(found.iterations, found.usual, found.is_slow)
+        if is_last:
+            rest = self._detector.flush()
+            stalls += self._blame(rest.iterations, rest.usual, rest.is_slow)
+        if not len(block):
+            return None, stalls
+        self._count(block)
+        return self._figures_of(block, sum(stall['lost'] for stall in stalls)), stalls
+
+    def summary(self, intervals: Mapping[str, int | None]) -> dict[str, Any]:
+        """Over all that was taken.
+
+        Args:
+            intervals: What comes every so many iterations, by name, to find it in stalls.
+        """
+        seconds = sum(phase.total for phase in self._phases.values())
+        lost = self._lost.seconds
+        count = self._whole.count
+        edges, counts = self._whole.bars()
+        return dict(
+            last_iter=int(self._timeline.last(1).numbers[0]) if self._timeline.ended else None,
+            iterations=count,
+            seconds=seconds,
+            it_per_s=_rate(count, seconds),
+            steady=_rate(count, seconds - lost),
+            cv=self._spread.cv,
+            p50=self._whole.quantile(0.5),
+            p95=self._whole.quantile(0.95),
+            p99=self._whole.quantile(0.99),
+            histogram=dict(edges=edges, counts=counts),
+            phases={name: _of_phase(one, seconds) for name, one in self._phases.items()},
+            lost=dict(
+                seconds=lost,
+                share=lost / seconds if seconds else 0.0,
+                count=self._lost.count,
+                by_cause=self._lost.by_cause,
+            ),
+            stalls=self._longest.all(),
+            periods=self._lost.periods(intervals),
+            changes=[
+                dict(iter=change.iteration + 1, old=change.old, new=change.new)
+                for change in self._detector.changes
+            ],
+        )
+
+    def ring(self) -> dict[str, Any]:
+        """The last iterations, phase by phase."""
+        block = self._timeline.last(self._timeline.ended)
+        rows = zip(block.numbers.tolist(), block.starts.tolist(), block.spent.tolist())
+        return dict(
+            phases=list(self._timeline.names),
+            rows=[[number, start, *spent] for number, start, spent in rows],
+        )
+
+    def _count(self, block: Block) -> None:
+        whole = block.seconds
+        if EVALUATION in self._timeline.names:
+            whole = whole - block.spent[:, self._timeline.names.index(EVALUATION)]
+        self._whole.add(whole)
+        self._spread.add(whole)
+        for name, spent in zip(self._timeline.names, block.spent.T):
+            if name not in self._phases:
+                self._phases[name] = LogHistogram()
+            self._phases[name].add(spent[spent > 0])
+
+    def _figures_of(self, block: Block, lost: float) -> dict[str, Any]:
+        whole = block.seconds
+        seconds, count = float(whole.sum()), len(block)
+        spread = _Spread()
+        spread.add(whole)
+        p50, p95, p99 = np.quantile(whole, [0.5, 0.95, 0.99]).tolist()
+        return dict(
+            iter=int(block.numbers[-1]),
+            iterations=count,
+            seconds=seconds,
+            it_per_s=_rate(count, seconds),
+            steady=_rate(count, _steady_seconds(whole, block.kinds)),
+            p50=p50,
+            p95=p95,
+            p99=p99,
+            cv=spread.cv,
+            lost=lost,
+            phases=dict(zip(self._timeline.names, block.spent.sum(axis=0).tolist())),
+        )
+
+    def _blame(
+        self, places: np.ndarray, usual: np.ndarray, is_slow: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """Entries of those that are slow."""
+        if not is_slow.any():
+            return []
+        kept = self._timeline.last(self._timeline.ended)
+        first = self._timeline.ended - len(kept)
+        facts = _differences(kept.facts)
+        entries = []
+        for place, seconds in zip(places[is_slow].tolist(), usual[is_slow].tolist()):
+            if place >= first:
+                entries.append(self._entry(kept, facts, place - first, seconds))
+        for entry in entries:
+            self._longest.add(entry)
+            self._lost.add(entry)
+        return entries
+
+    def _entry(self, kept: Block, facts: np.ndarray, row: int, usual: float) -> dict[str, Any]:
+        alike = np.flatnonzero(kept.kinds == kept.kinds[row])
+        near = alike[max(0, np.searchsorted(alike, row) - RECENT) :][: RECENT + 17]
+        seconds = float(kept.seconds[row])
+        start = self._timeline.began * NANO + float(kept.starts[row])
+        slow = Slow(
+            number=int(kept.numbers[row]),
+            seconds=seconds,
+            usual=usual,
+            spent=self._named(self._timeline.names, kept.spent[row]),
+            usually=self._named(self._timeline.names, np.median(kept.spent[near], axis=0)),
+            facts=self._named(self._facts, facts[row]),
+            usual_facts=self._named(self._facts, np.median(facts[near], axis=0)),
+            machine={} if self._machine is None else self._machine(start, start + seconds),
+            note=kept.notes[row] or {},
+        )
+        found = blame(slow, self._categories)
+        return dict(
+            iter=slow.number,
+            time=time.time() - (time.perf_counter() - start),
+            seconds=seconds,
+            usual=usual,
+            lost=slow.lost,
+            phase=found.phase,
+            cause=found.cause,
+            category=found.category,
+            text=found.text,
+            evidence=found.evidence,
+        )
+
+    @staticmethod
+    def _named(names: Any, values: np.ndarray) -> dict[str, float]:
+        """Without what is not known."""
+        pairs = zip(names, values.tolist())
+        return {name: value for name, value in pairs if not math.isnan(value)}
+
+
+def _steady_seconds(seconds: np.ndarray, kinds: np.ndarray) -> float:
+    """What iterations take in all, slow ones counted as usual ones of their kind."""
+    total = 0.0
+    for kind in np.unique(kinds):
+        alike = seconds[kinds == kind]
+        usual = float(np.median(alike))
+        total += float(np.where(alike > SLOW * usual, usual, alike).sum())
+    return total
+
+
+class _Spread:
+    """Mean and deviation of as many values as there are; by Welford, block by block."""
+
+    def __init__(self) -> None:
+        self._count, self._mean, self._squares = 0, 0.0, 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        mean, count = float(values.mean()), len(values)
+        apart, total = mean - self._mean, self._count + count
+        self._squares += float(((values - mean) ** 2).sum())
+        self._squares += apart**2 * self._count * count / total
+        self._mean += apart * count / total
+        self._count = total
+
+    @property
+    def cv(self) -> float | None:
+        """Deviation over mean; None of fewer than two."""
+        if self._count < 2 or not self._mean:
+            return None
+        return math.sqrt(self._squares / self._count) / self._mean
+
+
+class _Longest:
+    """The stalls that have lost most."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[float, int, dict]] = []
+        self._seen = 0
+
+    def add(self, entry: dict) -> None:
+        self._seen += 1
+        heapq.heappush(self._heap, (entry['lost'], -self._seen, entry))
+        if len(self._heap) > self._most:
+            heapq.heappop(self._heap)
+
+    def all(self) -> list[dict]:
+        return [entry for *_, entry in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
+
+
+class _Lost:
+    """What was lost, by cause."""
+
+    def __init__(self) -> None:
+        self.seconds, self.count = 0.0, 0
+        self.by_cause: dict[str, dict[str, Any]] = {}
+        self._latest: dict[str, deque[tuple[int, int | None, list[int]]]] = {}
+
+    def add(self, entry: dict) -> None:
+        self.seconds += entry['lost']
+        self.count += 1
+        cause = entry['cause']
+        if cause not in self.by_cause and len(self.by_cause) >= MOST_CAUSES:
+            cause = 'other causes'
+        sums = self.by_cause.setdefault(
+            cause, dict(seconds=0.0, count=0, category=entry['category'])
+        )
+        sums['seconds'] += entry['lost']
+        sums['count'] += 1
+        latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
+        evidence = entry['evidence']
+        latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
+
+    def periods(self, intervals: Mapping[str, int | None]) -> list[dict[str, Any]]:
+        """Causes that come every so many iterations."""
+        found = []
+        for cause, latest in self._latest.items():
+            period = find_period([iteration for iteration, *_ in latest], intervals)
+            if period is None:
+                continue
+            on_it = [one for one in latest if one[0] % period.every == period.residue]
+            workers = Counter(worker for _, worker, _ in on_it if worker is not None)
+            samples = Counter(sample for *_, made in on_it for sample in made)
+            found.append(
+                dict(
+                    every=period.every,
+                    what=period.what,
+                    cause=cause,
+                    count=period.count,
+                    of=period.of,
+                    worker=workers.most_common(1)[0][0] if workers else None,
+                    samples=[sample for sample, _ in samples.most_common(MOST_SAMPLES)],
+                    text=f'{cause}: {period.text(intervals)}',
+                )
+            )
+        return found
+
+
+def _culprits(evidence: dict) -> list[int]:
+    """The sample that took longest, or where that is not known, all of its batch."""
+    if 'slowest_sample' in evidence:
+        return [evidence['slowest_sample']]
+    return evidence.get('samples', [])
+
+
+def _differences(totals: np.ndarray) -> np.ndarray:
+    """What each iteration has added; of the first one that is kept it is not known."""
+    return np.diff(totals, axis=0, prepend=totals[:1])
+
+
+def _of_phase(phase: LogHistogram, seconds: float) -> dict[str, Any]:
+    return dict(
+        seconds=phase.total,
+        share=phase.total / seconds if seconds else 0.0,
+        p50=phase.quantile(0.5),
+        p95=phase.quantile(0.95),
+        p99=phase.quantile(0.99),
+        count=phase.count,
+    )
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if seconds > 0 else None

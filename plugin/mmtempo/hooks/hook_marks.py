@@ -1,0 +1,125 @@
+"""Marks between a runner's hooks, so that each one's time has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mmengine.hooks import CheckpointHook, Hook, LoggerHook
+
+from ..core.timeline import Timeline
+from .snapshot_fence import SnapshotFence
+
+# By stage, what the time before its first hook was spent on.
+BEFORE = dict(
+    before_train_epoch='unexplained',
+    before_train_iter='data',
+    after_train_iter='unexplained',
+    after_train_epoch='data',  # where an epoch ends, its loader does
+    before_val='unexplained',
+    before_val_epoch='evaluation',
+    after_val_epoch='evaluation',
+    after_val='evaluation',
+    after_train='unexplained',
+)
+# Once an epoch: hooks that do nothing else get no mark.
+RARE = {'before_train_epoch', 'after_train_epoch', 'after_train'}
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _Mark(Hook):
+    """Does something at some stages, and at the others nothing, in no time."""
+
+    before_train_iter = after_train_iter = staticmethod(_nothing)  # type: ignore[assignment]
+
+    def __init__(self, actions: dict[str, Callable[..., None]]) -> None:
+        for stage, action in actions.items():
+            setattr(self, stage, action)
+
+
+class HookMarks:
+    """Puts a mark behind each hook that does something in training, and one before the first.
+
+    ::
+
+        opening, hook, mark, hook, mark, ..., hook, mark and closing
+
+    Nothing of mmengine is changed: marks are hooks. Each costs every iteration a microsecond or
+    two, so there are no more of them than are needed.
+
+    Args:
+        timeline: What they mark.
+        opening: What is called at a stage before the first hook, instead of a mark.
+        closing: What is called at a stage behind the last hook.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        opening: dict[str, Callable[..., None]] | None = None,
+        closing: dict[str, Callable[..., None]] | None = None,
+    ) -> None:
+        self._timeline, self._opening, self._closing = timeline, opening or {}, closing or {}
+        self.categories: dict[str, str] = {}  # of phases
+
+    def join(self, runner: Any) -> None:
+        """Take their places; also while the runner goes through its hooks."""
+        self.leave(runner)
+        opening = {stage: self._marking(name) for stage, name in BEFORE.items()}
+        joined: list[Hook] = [_Mark({**opening, **self._opening})]
+        names: list[str] = []
+        for hook in runner.hooks:
+            joined.append(hook)
+            stages = set(hook.get_triggered_stages()) & set(BEFORE)
+            if stages <= RARE:
+                continue  # its time is the next one's
+            name = f'hook:{type(hook).__name__}'
+            names.append(name)
+            if names.count(name) > 1:
+                name = f'{name} {names.count(name)}'
+            self.categories[name] = category_of(hook)
+            joined.append(_Mark(dict.fromkeys(stages, self._marking(name))))
+        self._close_with(joined)
+        # Another list: who goes through the old one is not led astray.
+        runner._hooks = joined
+
+    def _close_with(self, joined: list[Hook]) -> None:
+        """Let the last mark of a stage do what is to be done behind all hooks."""
+        last = joined[-1] if isinstance(joined[-1], _Mark) else _Mark({})
+        if last is not joined[-1]:
+            joined.append(last)
+        for stage, closing in self._closing.items():
+            mark = vars(last).get(stage)
+            setattr(last, stage, closing if mark is None else _both(mark, closing))
+
+    @staticmethod
+    def leave(runner: Any) -> None:
+        """Give their places back."""
+        if any(isinstance(hook, _Mark) for hook in runner.hooks):
+            runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, _Mark)]
+
+    def _marking(self, name: str) -> Callable[..., None]:
+        mark, phase = self._timeline.mark, self._timeline.phase(name)
+
+        def marking(*args: Any, **kwargs: Any) -> None:
+            mark(phase)
+
+        return marking
+
+
+def _both(first: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
+    def both(*args: Any, **kwargs: Any) -> None:
+        first()
+        then()
+
+    return both
+
+
+def category_of(hook: Hook) -> str:
+    """What kind of work its time is."""
+    if isinstance(hook, (CheckpointHook, SnapshotFence)):
+        return 'checkpoint'
+    return 'logging' if isinstance(hook, LoggerHook) else 'hook'

@@ -1,0 +1,124 @@
+"""Tells which iterations were slow, why, and what that cost."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mmengine.hooks import IterTimerHook, LoggerHook
+from mmengine.logging import MessageHub
+from mmengine.registry import HOOKS
+
+from .sparse_logger_hook import writes_line
+from .sparse_scalars import SparseScalars
+from .training_monitor import MonitorOptions, TrainingMonitor
+
+
+@HOOKS.register_module()
+class ThroughputMonitorHook(IterTimerHook):
+    """`IterTimerHook` that accounts for every moment, and lists slow iterations with their cause.
+
+    Each moment of the training is charged to one phase: waiting for data, copies to the device,
+    forward, backward, step, each hook by name, evaluation, and what is left, `unexplained`. An
+    iteration that takes much longer than others of its kind is an entry with the seconds lost,
+    the phase to blame and evidence. The work dir gets `tempo.jsonl`, line by line, and
+    `tempo_summary.json`, however the run ends; `tools/report.py WORK_DIR` makes a page of them.
+
+    Example::
+
+        default_hooks = dict(timer=dict(type='ThroughputMonitorHook'))
+
+    It logs the keys of `IterTimerHook`, with these meanings, and others through the visualizer
+    alone, in the same step as the losses:
+
+    ==========================  ==================================================================
+    key                         value
+    ==========================  ==================================================================
+    ``data_time``               seconds waited for the batch, and nothing else
+    ``time``                    seconds of the iteration, hooks included, evaluation left out
+    ``tempo/it_per_s``          iterations a second, end to end: with stalls, saves, evaluation
+    ``tempo/it_per_s_steady``   the same without what was lost to slow iterations
+    ``tempo/samples_per_s``     end to end, of all processes
+    ``tempo/p95``               seconds; one iteration in twenty takes longer
+    ``tempo/cv``                how unsteady iterations are: deviation over mean
+    ``tempo/lost``              share of the time that slow iterations have lost
+    ``tempo/data``              share of the time spent waiting for data; so for other phases
+    ==========================  ==================================================================
+
+    Args:
+        interval: Iterations between two windows. Defaults to None: where the logger writes.
+        stall_factor: How many times the usual deviation an iteration must take longer to be
+            called slow. Defaults to 8.0.
+        watch_interval: Seconds between two looks at memory and devices; 0 turns them off.
+            Defaults to 1.0.
+        stage_profile: What to measure of the forward pass, as `dict(modules='auto', begin=50,
+            iterations=100)`: modules by their dotted names, or 'auto' for the children of the
+            model; from which iteration on, and how many. Defaults to None: nothing.
+    """
+
+    # As IterTimerHook: what it has measured has to be there when the logger looks.
+    priority = 'NORMAL'
+
+    def __init__(
+        self,
+        interval: int | None = None,
+        stall_factor: float = 8.0,
+        watch_interval: float = 1.0,
+        stage_profile: dict | None = None,
+    ) -> None:
+        super().__init__()
+        self.options = MonitorOptions.checked(interval, stall_factor, watch_interval, stage_profile)
+        self._monitor: TrainingMonitor | None = None
+        self._timed_at = self._paused_at = 0.0
+        self._loggers: list[LoggerHook] = []
+
+    def before_train(self, runner: Any) -> None:
+        super().before_train(runner)
+        self._timed_at = time.perf_counter()
+        self._loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
+        self._monitor = TrainingMonitor(runner, self.options)
+        self._monitor.begin(runner)
+
+    def before_val(self, runner: Any) -> None:
+        self._paused_at = time.perf_counter()
+
+    def after_val(self, runner: Any) -> None:
+        self._timed_at += time.perf_counter() - self._paused_at
+
+    def after_run(self, runner: Any) -> None:
+        if self._monitor is not None:
+            self._monitor.finish(runner)
+            self._monitor = None
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if self._monitor is not None:
+            _note(runner.message_hub, 'train/data_time', self._monitor.data_seconds)
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self._monitor is None:
+            return
+        now = time.perf_counter()
+        took, self._timed_at = now - self._timed_at, now
+        hub = runner.message_hub
+        _note(hub, 'train/time', took)
+        self.time_sec_tot += took
+        is_log_point = any(writes_line(hook, runner, batch_idx) for hook in self._loggers)
+        if is_log_point:
+            done = runner.iter + 1
+            average = self.time_sec_tot / (done - self.start_iter)
+            hub.update_info('eta', average * (runner.max_iters - done))
+        interval = self.options.interval
+        self._monitor.after_iteration(
+            runner, is_log_point if interval is None else self.every_n_train_iters(runner, interval)
+        )
+
+
+def _note(hub: MessageHub, key: str, value: float) -> None:
+    """Log a value of this iteration; where ours are logged together, at a tenth of the cost."""
+    scalars = SparseScalars.of(hub)
+    if scalars is None:
+        hub.update_scalar(key, value)
+    else:
+        scalars.note(key, value)

@@ -1,0 +1,282 @@
+"""Measures one training, from its first iteration to its end, however that comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mmengine.dist import get_rank
+
+from ..core.device_clock import DeviceClock
+from ..core.iteration_counters import IterationCounters
+from ..core.machine_readings import MachineReadings
+from ..core.machine_watch import MachineWatch
+from ..core.run_record import RunRecord
+from ..core.step_watch import StepWatch
+from ..core.tempo_meter import TempoMeter
+from ..core.timeline import Timeline, activate, deactivate
+from .checkpoint_content import optimizers_of
+from .hook_marks import HookMarks
+from .rank_spread import RankSpread
+from .run_report import RunReport
+from .stage_window import StageWindow
+from .training_setting import compiled_frames, files_of, setting_of, shape_of
+
+# Iterations that may be slow because they are the first ones.
+WARM_UP = 5
+# Iterations after which the meter looks, if nobody logs: the timeline keeps four times as many.
+MOST_UNSEEN = 256
+UPDATE, ACCUMULATION = range(2)
+FACTS = (*IterationCounters.NAMES, 'recompiles')
+MOST_SHAPES = 256
+
+
+@dataclass(frozen=True)
+class MonitorOptions:
+    """As `ThroughputMonitorHook` takes them."""
+
+    interval: int | None
+    stall_factor: float
+    watch_interval: float
+    stage_profile: dict | None
+
+    @classmethod
+    def checked(cls, *values: Any) -> MonitorOptions:
+        options = cls(*values)
+        options._check('interval', options.interval is None or _is_whole(options.interval), '1 up')
+        number = isinstance(options.stall_factor, (int, float)) and options.stall_factor > 0
+        options._check('stall_factor', number, 'a number above 0')
+        number = isinstance(options.watch_interval, (int, float)) and options.watch_interval >= 0
+        options._check('watch_interval', number, 'seconds, or 0 for none')
+        profile = options.stage_profile
+        known = profile is None or set(profile) <= {'modules', 'begin', 'iterations'}
+        options._check('stage_profile', known, "a dict of 'modules', 'begin', 'iterations'")
+        return options
+
+    def _check(self, name: str, is_right: bool, expected: str) -> None:
+        if not is_right:
+            raise ValueError(
+                f'default_hooks.timer.{name} must be {expected}, found {getattr(self, name)!r}'
+            )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+class TrainingMonitor:
+    """Marks what a runner does in its training, and writes down what became of it.
+
+    Args:
+        runner: Of the training.
+        options: As they were asked for.
+    """
+
+    clock = staticmethod(time.perf_counter_ns)
+
+    def __init__(self, runner: Any, options: MonitorOptions) -> None:
+        device = next(runner.model.parameters(), torch.empty(0)).device
+        self._counters = IterationCounters()
+        self.timeline = Timeline('data', len(FACTS), clock=self.clock)
+        self._marks = HookMarks(
+            self.timeline,
+            opening=dict(before_train_iter=self._open, after_train_iter=self._end_step),
+            closing=dict(
+                before_train_iter=self._begin_step,
+                after_train_iter=self._settle,
+                after_val=self._settle,
+            ),
+        )
+        self._step = StepWatch(self._on_step)
+        self._device_clock = DeviceClock.of(device)
+        self._watch: MachineWatch | None = None
+        if options.watch_interval:
+            self._watch = MachineWatch(options.watch_interval, readings=MachineReadings(device))
+        self._ranks, self._writes = RankSpread(), get_rank() == 0
+        self._logger = runner.logger
+        self._profile = StageWindow.of(options.stage_profile, runner.model, device, runner.iter)
+        self.report = RunReport(
+            setting_of(runner),
+            TempoMeter(
+                self.timeline,
+                FACTS,
+                self._marks.categories,
+                options.stall_factor,
+                machine=None if self._watch is None else self._watch.between,
+            ),
+            RunRecord(runner.work_dir, runner.logger.warning) if self._writes else None,
+            runner.iter,
+        )
+        self._data, self._update = self.timeline.phase('data'), self.timeline.phase('step')
+        self._parts: dict[str, int] = {}
+        self._number: int | None = None  # of the open iteration
+        self._last, self._first = runner.iter, runner.iter + 1
+        self._note: dict[str, Any] = {}
+        self._totals: tuple = ()
+        self._loader: Any = runner.train_dataloader
+        self._shapes: set[tuple] = set()
+        self._knows_updates = False
+        self._device_seconds: dict[str, float] = {}
+        self._end_of_run: weakref.finalize | None = None
+
+    @property
+    def data_seconds(self) -> float:
+        """What the open iteration has waited for its batch."""
+        return self.timeline.spent(self._data)
+
+    def begin(self, runner: Any) -> None:
+        """From now on, all time belongs to the training."""
+        self._marks.join(runner)
+        self._knows_updates = self._step.install(runner.model, optimizers_of(runner))
+        if not self._knows_updates:
+            runner.logger.info(
+                'ThroughputMonitorHook: train_step is compiled, so its parts are not told apart.'
+            )
+        self._counters.start()
+        self._settle()
+        if self._watch is not None:
+            self._watch.start()
+        # When the run has failed nobody tells: then it goes, or Python ends.
+        self._end_of_run = weakref.finalize(runner, self._abandoned)
+        activate(self.timeline)
+        self.timeline.start()
+
+    def after_iteration(self, runner: Any, is_log_point: bool) -> None:
+        """Once an iteration, from within the hooks behind its step."""
+        if is_log_point:
+            self._tell(runner)
+        elif self.timeline.ended - self.report.seen >= MOST_UNSEEN:
+            self.report.look()
+
+    def finish(self, runner: Any) -> None:
+        """The training is complete."""
+        self._end('completed')
+        self._marks.leave(runner)
+
+    def _open(self, runner: Any, batch_idx: int = 0, data_batch: Any = None) -> None:
+        """Before the first hook of an iteration: its batch is here, and the one before has ended."""
+        self._close()
+        timeline = self.timeline
+        timeline.mark(self._data)
+        self._last = number = self._last + 1
+        self._number = number
+        shape = shape_of(data_batch)
+        self._note = dict(shape=shape)
+        if number < self._first + WARM_UP:
+            self._note['is_first'] = True
+        elif shape is not None and shape not in self._shapes:
+            self._note['is_new_shape'] = True
+        if shape is not None and len(self._shapes) < MOST_SHAPES:
+            self._shapes.add(shape)
+        delivery = getattr(self._loader, 'delivery', None)
+        if delivery is not None:
+            self._note['delivery'] = delivery
+        elif data_batch is not None and self._is_late():
+            workers = getattr(self._loader, 'num_workers', 0)
+            self._note['files'] = files_of(data_batch)
+            self._note['worker'] = batch_idx % workers if workers else None
+
+    def _is_late(self) -> bool:
+        """Whether it is worth to find out what a batch was made of."""
+        return self.data_seconds > 0.001
+
+    def _begin_step(self, *args: Any, **kwargs: Any) -> None:
+        self._step.begin()
+        if self._device_clock is not None:
+            self._device_clock.begin()
+        if self._profile is not None:
+            self._profile.begin(self._number)
+
+    def _on_step(self, part: str) -> None:
+        phase = self._parts.get(part)
+        if phase is None:
+            phase = self._parts[part] = self.timeline.phase(part)
+        self.timeline.mark(phase)
+        if self._device_clock is not None:
+            self._device_clock.mark(part)
+
+    def _end_step(self, *args: Any, **kwargs: Any) -> None:
+        """The training step is over, and the first hook behind it not yet called."""
+        if self._knows_updates:
+            self._step.end()
+        else:
+            self._on_step('train_step')
+        if self._device_clock is not None:
+            assert self._number is not None
+            self._device_clock.end(self._number)
+        if self._profile is not None:
+            self._profile.end(self._number)
+
+    def _settle(self, *args: Any, **kwargs: Any) -> None:
+        """The last hook has been called, for now."""
+        self._totals = *self._counters.read(), compiled_frames()
+
+    def _close(self) -> None:
+        if self._number is None:
+            return
+        updated = not self._knows_updates or self.timeline.spent(self._update) > 0
+        kind = UPDATE if updated else ACCUMULATION
+        self.timeline.close(self._number, kind, self._totals, self._note)
+        self._number = None
+
+    def _tell(self, runner: Any) -> None:
+        """A log point: what was found since the last one goes to where the losses go."""
+        iteration = runner.iter + 1
+        self._gather(iteration)
+        window = self.report.window()
+        # All processes have to, whatever each has found.
+        self._ranks.send(*self.report.data_and_step(window))
+        if window is None or not self._writes:
+            return
+        line = self.report.line(window)
+        if line is not None:
+            runner.logger.info(line)
+        runner.visualizer.add_scalars(self.report.scalars(window), step=iteration)
+
+    def _gather(self, iteration: int) -> None:
+        """What watches beside the timeline have found."""
+        if self._device_clock is not None:
+            for _, parts in self._device_clock.take():
+                for part, seconds in parts.items():
+                    self._device_seconds[part] = self._device_seconds.get(part, 0.0) + seconds
+        self.report.know(device=dict(self._device_seconds), ranks=self._ranks.take())
+        if self._watch is not None:
+            latest = self._watch.latest()
+            if latest:
+                self.report.know(memory=dict(now=latest, peak=self._watch.peak()))
+            for text in self._watch.warnings():
+                self._logger.warning(text)
+                self.report.warn(text, iteration)
+        if self._profile is not None:
+            stages = self._profile.take()
+            if stages is not None:
+                self.report.stages(stages)
+
+    def _end(self, status: str, error: str | None = None) -> None:
+        """Stop watching, and write what is left."""
+        if self._end_of_run is not None:
+            self._end_of_run.detach()
+        deactivate(self.timeline)
+        self._close()
+        self._step.close()
+        self._counters.stop()
+        if self._profile is not None:
+            self._profile.close()
+        self._gather(self._last)
+        if self._watch is not None:
+            self._watch.stop()
+        summary = self.report.end(status, error)
+        if self._writes and summary['iterations']:
+            self._logger.info(self.report.text(summary))
+
+    def _abandoned(self) -> None:
+        """The training was not completed: it has failed, or somebody has ended it."""
+        error = getattr(sys, 'last_value', None)
+        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self._end('interrupted')
+        else:
+            self._end('crashed', f'{type(error).__name__}: {error}')

@@ -1,0 +1,86 @@
+"""What of a training decides how fast it can be: for reports, and to find periods in stalls."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+from mmengine.dist import get_world_size
+from mmengine.hooks import CheckpointHook, LoggerHook
+
+
+def setting_of(runner: Any) -> dict[str, Any]:
+    """What is not known is None."""
+    loop, loader = runner.train_loop, runner.train_dataloader
+    by_epoch = hasattr(loop, 'run_epoch')
+    length = _length(loader)
+    batch = getattr(loader, 'batch_size', None)
+    batch = batch or getattr(getattr(loader, 'batch_sampler', None), 'batch_size', None)
+    accumulation = accumulation_of(runner.optim_wrapper)
+    world = get_world_size()
+    unit = (length or 1) if by_epoch else 1
+    evaluates = runner.val_loop is not None
+    loops = [loop, runner.val_loop] if evaluates else [loop]
+    return dict(
+        loop=type(loop).__name__,
+        by_epoch=by_epoch,
+        epoch_length=length,
+        num_workers=getattr(loader, 'num_workers', None),
+        prefetch_factor=getattr(loader, 'prefetch_factor', None),
+        pin_memory=getattr(loader, 'pin_memory', None),
+        cache=hasattr(getattr(loader, 'dataset', None), 'stats'),
+        batch_size=batch,
+        world=world,
+        accumulation=accumulation,
+        effective_batch=batch * world * accumulation if batch else None,
+        max_iters=runner.max_iters,
+        log_interval=_first(hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)),
+        val_interval=loop.val_interval * unit if evaluates else None,
+        checkpoint_interval=_first(
+            hook.interval * ((length or 1) if hook.by_epoch else 1)
+            for hook in runner.hooks
+            if isinstance(hook, CheckpointHook) and hook.interval > 0
+        ),
+        config=runner.cfg.filename,
+        parts=[type(part).__name__ for part in (*loops, runner.optim_wrapper, *runner.hooks)],
+    )
+
+
+def accumulation_of(wrapper: Any) -> int:
+    """Iterations to an update."""
+    wrappers = wrapper.values() if hasattr(wrapper, 'optim_wrappers') else [wrapper]
+    return max(getattr(one, '_accumulative_counts', 1) for one in wrappers)
+
+
+def shape_of(batch: Any) -> tuple | None:
+    """Of the inputs of a batch; cheap enough for each iteration."""
+    inputs = batch.get('inputs') if isinstance(batch, dict) else None
+    if isinstance(inputs, (list, tuple)):
+        return len(inputs), *(getattr(inputs[0], 'shape', ()) if inputs else ())
+    shape = getattr(inputs, 'shape', None)
+    return None if shape is None else tuple(shape)
+
+
+def files_of(batch: Any) -> list[str]:
+    """What the samples of a batch were made of, where they say so."""
+    samples = batch.get('data_samples') if isinstance(batch, dict) else None
+    found = (getattr(sample, 'img_path', None) for sample in samples or ())
+    return [str(path) for path in itertools.islice(filter(None, found), 16)]
+
+
+def compiled_frames() -> int:
+    """How often torch has compiled something in this process."""
+    dynamo = sys.modules.get('torch._dynamo.utils')
+    return 0 if dynamo is None else dynamo.counters['frames']['ok']
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _first(values: Any) -> Any:
+    return next(iter(values), None)

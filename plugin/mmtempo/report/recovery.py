@@ -1,0 +1,131 @@
+"""A summary from the lines alone: a killed run may have left nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .figures import number
+
+LARGEST = 100  # stalls that are kept, as the monitor keeps its largest ones
+
+Line = dict[str, Any]
+
+
+def recovered_summary(
+    runs: list[Line],
+    windows: list[Line],
+    stalls: list[Line],
+    warnings: list[Line],
+    stages: list[Line],
+) -> Line:
+    """What `tempo_summary.json` of the last run would say, as far as its lines know it."""
+    last = max(0, len(runs) - 1)
+    run = runs[-1] if runs else {}
+    windows, stalls, warnings, stages = (
+        [line for line in lines if line.get('run', 0) == last]
+        for lines in (windows, stalls, warnings, stages)
+    )
+    summary = dict(
+        version=run.get('version', 1),
+        started=run.get('time'),
+        ended=max(
+            (line['time'] for line in windows + stalls if number(line.get('time'))), default=None
+        ),
+        first_iter=run.get('iter'),
+        last_iter=max((line['iter'] for line in windows if number(line.get('iter'))), default=None),
+        max_iters=run.get('max_iters'),
+        machine=run.get('machine'),
+        setting=run.get('setting'),
+        warnings=[line['text'] for line in warnings if line.get('text')],
+        stages=stages[-1] if stages else None,
+        stalls=sorted(stalls, key=lambda line: -(number(line.get('lost')) or 0))[:LARGEST],
+        **_speed(windows),
+    )
+    if windows:
+        summary.update(phases=phase_totals(windows), memory=memory_of(windows))
+        summary['lost'] = _lost(windows, stalls)
+    return {key: value for key, value in summary.items() if value is not None}
+
+
+def _speed(windows: list[Line]) -> Line:
+    iterations, seconds = total(windows, 'iterations'), total(windows, 'seconds')
+    if not iterations or not seconds:
+        return {}
+    found: Line = dict(iterations=int(iterations), seconds=seconds, it_per_s=iterations / seconds)
+    calm = [line for line in windows if number(line.get('steady'))]
+    if calm:
+        count = total(calm, 'iterations')
+        found['steady'] = count / sum(line['iterations'] / line['steady'] for line in calm)
+    counted = [line for line in windows if number(line.get('samples_per_s'))]
+    if counted:
+        samples = sum(line['samples_per_s'] * line['seconds'] for line in counted)
+        found['samples_per_s'] = samples / total(counted, 'seconds')
+        if 'steady' in found:
+            each = samples / total(counted, 'iterations')
+            found['samples_per_s_steady'] = each * found['steady']
+    for key in ('p50', 'p95', 'p99', 'cv'):
+        found[key] = _middle(windows, key)
+    return found
+
+
+def total(lines: Iterable[Line], key: str) -> float:
+    return sum(number(line.get(key)) or 0 for line in lines)
+
+
+def _middle(windows: list[Line], key: str) -> float | None:
+    """The value of the window in the middle, counted in iterations."""
+    pairs = sorted(
+        (line[key], number(line.get('iterations')) or 0)
+        for line in windows
+        if number(line.get(key)) is not None
+    )
+    half = sum(weight for _, weight in pairs) / 2
+    for value, weight in pairs:
+        half -= weight
+        if half <= 0:
+            return value
+    return None
+
+
+def phase_totals(windows: list[Line]) -> dict[str, Line]:
+    """Seconds and share of each phase over these windows."""
+    seconds: dict[str, float] = {}
+    for line in windows:
+        for name, value in (line.get('phases') or {}).items():
+            seconds[name] = seconds.get(name, 0.0) + (number(value) or 0.0)
+    whole = sum(seconds.values()) or 1.0
+    return {name: dict(seconds=value, share=value / whole) for name, value in seconds.items()}
+
+
+def memory_of(windows: list[Line]) -> Line | None:
+    """The last sample and the extremes of all."""
+    samples = [line['memory'] for line in windows if line.get('memory')]
+    if not samples:
+        return None
+    return dict(now=samples[-1], peak=_extremes(samples))
+
+
+def _extremes(samples: list[Line]) -> Line:
+    peak: Line = {}
+    for key in {key: None for sample in samples for key in sample}:
+        values = [sample[key] for sample in samples if sample.get(key) is not None]
+        if values and all(isinstance(value, dict) for value in values):
+            peak[key] = _extremes(values)
+        elif values and all(number(value) is not None for value in values):
+            peak[key] = min(values) if key.endswith('_free') else max(values)
+    return peak
+
+
+def _lost(windows: list[Line], stalls: list[Line]) -> Line:
+    seconds, wall = total(windows, 'lost'), total(windows, 'seconds')
+    by_cause: dict[str, Line] = {}
+    for line in stalls:
+        cause = str(line.get('cause', 'unexplained'))
+        entry = by_cause.setdefault(
+            cause, dict(seconds=0.0, count=0, category=line.get('category', 'unexplained'))
+        )
+        entry['seconds'] += number(line.get('lost')) or 0.0
+        entry['count'] += 1
+    share = seconds / wall if wall else None
+    return dict(seconds=seconds, share=share, count=len(stalls), by_cause=by_cause)

@@ -1,0 +1,134 @@
+"""Logs of mmengine's own hooks, as far as they go."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .figures import number, percent
+from .recovery import memory_of, phase_totals, total
+
+LONGEST = 1 << 20  # characters of a line of a log
+NOTES = (
+    "These are stock logs: they hold no stalls and no causes, and none of the hooks' times.",
+    "Stock's 'time' is the mean of the last iterations before a log line (10 of them, unless "
+    'log_processor.window_size says otherwise): what was earlier in a longer window is not in it.',
+    "Stock's 'data_time' holds what comes after its timer hook as well: logging, saving, "
+    "schedulers and an evaluation's metrics. The share of the data here is therefore an upper "
+    'bound.',
+    'Evaluations are not in the times. Samples per second, percentiles and variation are not '
+    'known.',
+)
+
+
+def timestamped(folder: Path) -> list[Path]:
+    """Folders of runs below a work dir, the newest first."""
+    names = (path for path in folder.iterdir() if path.name[:8].isdigit() and path.is_dir())
+    return sorted(names, reverse=True)
+
+
+def find_stock(folder: Path) -> Path | None:
+    """The log of the newest training in a folder; a test run leaves files without one."""
+    for place in (folder, *timestamped(folder)):
+        for inner in (place, place / 'vis_data'):
+            # scalars.json holds the same and what other hooks add: second choice.
+            files = sorted(inner.glob('*.json'), key=lambda path: path.name, reverse=True)
+            files.sort(key=lambda path: path.name == 'scalars.json')
+            for file in files:
+                if _train_lines(file):
+                    return file
+    return None
+
+
+def stock_content(file: Path) -> tuple[dict, list[dict], list[str]] | None:
+    """Summary, windows and notes in the monitor's terms; None without lines of a training."""
+    lines = _train_lines(file)
+    if not lines:
+        return None
+    windows, run, last = [], 0, 0
+    for index, line in enumerate(lines):
+        step = int(line['iter'])
+        if step <= last:  # a resumed run in the same file
+            run, last = run + 1, 0
+        following = next((int(other['iter']) for other in lines[index + 1 :]), 0)
+        first = last == 0 and following > step
+        count = min(step, following - step) if first else step - last
+        windows.append(dict(_window(line, step, count), run=run))
+        last = step
+    return _summary(windows), windows, list(NOTES)
+
+
+def _train_lines(file: Path) -> list[dict[str, Any]]:
+    """Lines of training iterations: those of an evaluation have no 'iter'."""
+    found = []
+    with open(file, encoding='utf-8', errors='replace') as stream:
+        for text in iter(lambda: stream.readline(LONGEST), ''):
+            if len(text) == LONGEST:  # results of a test, or annotations, in one line
+                break
+            try:
+                line = json.loads(text, parse_constant=lambda _: None)
+            except ValueError:
+                continue
+            if not isinstance(line, dict) or line.get('mode', 'train') != 'train':
+                continue
+            # With log_with_hierarchy the keys are train/time, train/loss, ...
+            line = {key.removeprefix('train/'): value for key, value in line.items()}
+            if (number(line.get('time')) or 0) > 0 and (number(line.get('iter')) or 0) >= 1:
+                found.append(line)
+    return found
+
+
+def _window(line: dict[str, Any], step: int, count: int) -> dict[str, Any]:
+    seconds = line['time']
+    window = dict(
+        kind='window', iter=step, iterations=count, seconds=count * seconds, it_per_s=1 / seconds
+    )
+    data = number(line.get('data_time'))
+    if data is not None:
+        data = min(data, seconds)
+        window['phases'] = {'data': count * data, 'everything else': count * (seconds - data)}
+    if number(line.get('memory')):
+        # Stock writes whole MiB: the largest since the line before.
+        window['memory'] = dict(device=dict(allocated=line['memory'] * 2**20))
+    for key in ('epoch', 'loss', 'lr'):
+        if number(line.get(key)) is not None:
+            window[key] = line[key]
+    return window
+
+
+def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
+    last = max(line['run'] for line in windows)
+    windows = [line for line in windows if line['run'] == last]
+    iterations, seconds = total(windows, 'iterations'), total(windows, 'seconds')
+    phases = phase_totals(windows)
+    typical = statistics.median(1 / line['it_per_s'] for line in windows)
+    headline = f'{iterations / seconds:.3g} it/s by the stock log'
+    if phases:
+        headline += f', {percent(phases["data"]["share"])} of it counted as waiting for data'
+    summary = dict(
+        version=1,
+        iterations=int(iterations),
+        seconds=seconds,
+        last_iter=windows[-1]['iter'],
+        it_per_s=iterations / seconds,
+        phases=phases,
+        memory=memory_of(windows),
+        verdict=dict(
+            headline=headline,
+            why=[
+                f'The window in the middle took {1e3 * typical:.0f} ms an iteration, '
+                f'the slowest {1e3 / min(line["it_per_s"] for line in windows):.0f} ms.',
+                'Stock logs do not tell which iterations were slow, nor why.',
+            ],
+            change=[
+                dict(
+                    override='default_hooks.timer.type=ThroughputMonitorHook',
+                    why='It lists the slow iterations of the next run with their causes. The '
+                    "config needs custom_imports = dict(imports=['mmtempo']) for it.",
+                )
+            ],
+        ),
+    )
+    return {key: value for key, value in summary.items() if value}

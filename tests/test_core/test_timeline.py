@@ -1,0 +1,125 @@
+"""Every moment belongs to one phase of one iteration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mmtempo.core import timeline as module
+from mmtempo.core.timeline import MOST_PHASES, Timeline, activate, charged_to, deactivate
+
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """Goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 7 * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+    def go(self, seconds: float) -> None:
+        self.now += round(seconds * SECOND)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def of(clock: Clock, **options: int) -> Timeline:
+    return Timeline('data', clock=clock, **options)
+
+
+def run(timeline: Timeline, clock: Clock, number: int, **phases: float) -> None:
+    """An iteration with these phases, in their order; the first one is 'data'."""
+    for name, seconds in phases.items():
+        clock.go(seconds)
+        if name == 'data' and timeline.ended + 1 < number:
+            timeline.close(number - 1)
+        timeline.mark(timeline.phase(name))
+
+
+def test_phases_sum_to_the_time_of_their_iteration(clock: Clock) -> None:
+    timeline = of(clock)
+    run(timeline, clock, 1, data=0.5, forward=0.2, backward=0.3)
+    run(timeline, clock, 2, data=0.1, forward=0.25, step=0.05)
+    clock.go(1)  # waits for a third
+    timeline.close(2)
+    block = timeline.last(10)
+    assert timeline.names == ['data', 'forward', 'backward', 'step']
+    assert block.numbers.tolist() == [1, 2]
+    np.testing.assert_allclose(block.spent, [[0.5, 0.2, 0.3, 0], [0.1, 0.25, 0, 0.05]])
+    np.testing.assert_allclose(block.starts, [0, 1.0])
+    np.testing.assert_allclose(block.seconds, [1.0, 0.4])
+
+
+def test_what_is_known_to_belong_elsewhere_is_carved_out(clock: Clock) -> None:
+    timeline = of(clock)
+    activate(timeline)
+    with charged_to('fence'):
+        clock.go(0.25)
+        with charged_to('writer'):
+            clock.go(0.5)
+    clock.go(1)
+    timeline.mark(timeline.phase('step'))
+    deactivate(timeline)
+    timeline.close(1)
+    spent = dict(zip(timeline.names, timeline.last(1).spent[0].tolist()))
+    assert spent == dict(data=0, writer=0.5, fence=0.25, step=1.0)
+
+
+def test_where_nobody_looks_nothing_is_charged(clock: Clock) -> None:
+    timeline, other = of(clock), of(clock)
+    activate(timeline)
+    deactivate(other)
+    assert module._active is timeline
+    deactivate(timeline)
+    with charged_to('fence'):
+        clock.go(1)
+    timeline.mark(0)
+    assert timeline.spent(0) == 1.0
+    assert timeline.names == ['data']
+
+
+def test_memory_is_fixed_and_the_last_ones_are_kept(clock: Clock) -> None:
+    timeline = of(clock, capacity=8, facts=2)
+    for number in range(1, 101):
+        clock.go(number / 1000)
+        timeline.mark(0)
+        timeline.close(number, kind=number % 2, facts=(number, -number), note=number)
+    block = timeline.last(50)
+    assert len(block) == 8
+    assert block.numbers.tolist() == block.notes == [*range(93, 101)]
+    np.testing.assert_allclose(block.spent[:, 0], block.numbers / 1000)
+    assert block.kinds.tolist() == [1, 0] * 4
+    assert block.facts[:, 1].tolist() == [-number for number in block.numbers]
+    assert len(timeline.last(3)) == 3
+    assert len(timeline._ended) == 8
+
+
+def test_too_many_phases_share_the_last_one(clock: Clock) -> None:
+    timeline = of(clock)
+    for number in range(200):
+        clock.go(1)
+        timeline.mark(timeline.phase(f'hook {number}'))
+    timeline.close(1)
+    assert len(timeline.names) == MOST_PHASES
+    assert timeline.names[-1] == 'other'
+    assert timeline.last(1).seconds[0] == 200
+    assert timeline.phase('hook 1') == 2
+
+
+def test_what_was_before_the_start_belongs_to_nothing(clock: Clock) -> None:
+    timeline = of(clock)
+    clock.go(5)
+    timeline.mark(0)
+    timeline.start()
+    clock.go(1)
+    timeline.mark(0)
+    timeline.close(1)
+    block = timeline.last(1)
+    assert block.seconds[0] == 1
+    assert block.starts[0] == 5

@@ -1,0 +1,31 @@
+"""Which colour stands for what."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mmtempo.report import colors
+from mmtempo.report.colors import phase_colors
+
+
+def test_hooks_take_turns_and_known_phases_keep_theirs() -> None:
+    names = ['data', 'hook:A', 'forward', 'hook:B', 'hook:AsyncCheckpointHook', 'hook:MyLoggerHook']
+    found = phase_colors(names)
+    assert len(set(found.values())) == len(names)
+    assert found['data'] == phase_colors(['data'])['data']
+    assert found['hook:AsyncCheckpointHook'] == colors.PHASES['checkpoint']
+    assert found['hook:MyLoggerHook'] == colors.PHASES['logging']
+    assert len(phase_colors([f'hook:{i}' for i in range(30)])) == 30
+
+
+def test_every_color_is_in_the_style_sheet() -> None:
+    folder = Path(colors.__file__).parent
+    sheet = (folder / 'page.css').read_text(encoding='utf-8')
+    defined = set(re.findall(r'(--[\w-]+):', sheet))
+    used: set[str] = set()
+    for path in folder.glob('*.py'):
+        used |= set(re.findall(r"'(--[a-z]+)'", path.read_text(encoding='utf-8')))
+    assert len(used) > 20
+    assert used <= defined
+    assert set(colors.SYMBOLS) == set(colors.CATEGORIES)

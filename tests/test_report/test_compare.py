@@ -1,0 +1,100 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mmtempo.report import RunLog, read_log
+from mmtempo.report.compare import Comparison, allowed_slowdown, compare
+
+from .made_up import write_run
+
+
+def log(**summary: Any) -> RunLog:
+    return RunLog(Path('somewhere'), summary=summary)
+
+
+def shown(found: Comparison) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    found.show(console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ('text', 'fraction'),
+    [('5%', 0.05), ('5 %', 0.05), ('5', 0.05), ('0.05', 0.05), ('.05', 0.05), ('0.5%', 0.005),
+     ('2.5', 0.025), ('0', 0.0), ('0%', 0.0), ('1', 0.01), ('99%', 0.99)],
+)  # fmt: skip
+def test_allowed_slowdown(text: str, fraction: float) -> None:
+    assert allowed_slowdown(text) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize('text', ['', '%', 'five', '-5%', '100', '100%', '5%%', 'nan', '1e-2'])
+def test_allowed_slowdown_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="such as '5%' or '5', or a fraction such as '0.05'"):
+        allowed_slowdown(text)
+
+
+def test_samples_are_judged_where_both_know_them() -> None:
+    found = compare(log(it_per_s=10.0, samples_per_s=40.0), log(it_per_s=5.0, samples_per_s=39.0))
+    assert found.speed.name == 'samples/s, end to end'
+    assert found.slower == pytest.approx(0.025)
+    found = compare(log(it_per_s=10.0, samples_per_s=40.0), log(it_per_s=5.0))
+    assert found.speed.name == 'it/s, end to end'
+    assert found.slower == pytest.approx(0.5)
+    with pytest.raises(ValueError, match='no speed that both runs have'):
+        _ = compare(log(it_per_s=10.0), log(samples_per_s=1.0)).speed
+
+
+def test_exactly_as_slow_as_allowed_is_allowed() -> None:
+    found = compare(log(it_per_s=100.0), log(it_per_s=95.0))
+    assert not found.is_too_slow(0.05)
+    assert found.is_too_slow(0.049)
+    assert not compare(log(it_per_s=95.0), log(it_per_s=100.0)).is_too_slow(0)
+
+
+def test_the_table(tmp_path: Path) -> None:
+    a = read_log(write_run(tmp_path / 'a', iterations=500))
+    b = read_log(write_run(tmp_path / 'b', iterations=500, slowness=1.25))
+    found = compare(a, b)
+    text = shown(found)
+    rows = {row.name: row for row in found.rows}
+    assert rows['it/s, end to end'].change == pytest.approx(-0.2)
+    assert rows['forward, per iteration'].change == pytest.approx(0.25)
+    assert rows['forward, share'].change == pytest.approx(0)
+    assert '-20.0 % worse' in text
+    assert '+25.0 % worse' in text
+    assert 'peak memory, all processes' in text
+    assert found.warnings == []
+    faster = shown(compare(b, a))
+    assert '+25.0 % better' in faster
+    assert '-20.0 % better' in faster
+
+
+def test_a_phase_that_only_one_run_has() -> None:
+    a = log(iterations=10, phases=dict(data=dict(seconds=1.0, share=0.5)))
+    some, little = dict(seconds=2.0, share=0.6), dict(seconds=0.001, share=0.0005)
+    b = log(iterations=10, phases={'logging': little, 'hook:EMAHook': some})
+    rows = {row.name: row for row in compare(a, b).rows}
+    assert [name for name in rows if 'share' in name] == ['hook:EMAHook, share', 'data, share']
+    assert rows['data, per iteration'].b is None
+    assert rows['hook:EMAHook, per iteration'].b == pytest.approx(0.2)
+    assert rows['hook:EMAHook, per iteration'].change is None
+
+
+def test_warns_of_what_makes_speeds_incomparable() -> None:
+    a = log(machine=dict(cpu='A', cores=2), setting=dict(batch_size=2, world=1), status='completed')
+    b = log(machine=dict(cpu='B', cores=2), setting=dict(batch_size=4, world=1), status='crashed')
+    text = '\n'.join(compare(a, b).warnings)
+    assert 'machines differ: cpu A against B' in text
+    assert 'batches differ: batch size 2 against 4' in text
+    assert 'B did not end by itself (crashed)' in text
+    text = '\n'.join(compare(a, RunLog(Path(), 'stock')).warnings)
+    assert 'stock logs only' in text
+    assert 'the machine of B is not known' in text

@@ -1,0 +1,59 @@
+"""A summary from lines alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmtempo.report.recovery import LARGEST, memory_of, recovered_summary
+
+
+def window(last: int, seconds: float, run: int = 0, **more: object) -> dict:
+    return dict(iter=last, iterations=10, seconds=seconds, run=run, **more)
+
+
+def test_nothing_measured_is_nothing_said() -> None:
+    assert recovered_summary([], [], [], [], []) == dict(version=1, warnings=[], stalls=[])
+
+
+def test_speeds_are_weighted_by_what_they_cost() -> None:
+    windows = [
+        window(10, 1.0, steady=20.0, samples_per_s=40.0, lost=0.5, p50=0.05, cv=0.1),
+        window(20, 4.0, steady=5.0, samples_per_s=10.0, lost=2.0, p50=0.2, cv=0.3),
+        window(30, 5.0, p50=0.2),
+    ]
+    found = recovered_summary([], windows, [], [], [])
+    assert found['it_per_s'] == pytest.approx(3)
+    assert found['steady'] == pytest.approx(8)  # 20 iterations in 0.5 + 2 seconds
+    assert found['samples_per_s'] == pytest.approx(16)  # 80 samples in 5 seconds
+    assert found['samples_per_s_steady'] == pytest.approx(32)
+    assert found['lost'] == dict(seconds=2.5, share=0.25, count=0, by_cause={})
+    assert found['p50'] == 0.2  # of the window in the middle
+    assert 'p95' not in found
+
+
+def test_only_the_last_run_counts() -> None:
+    stalls = [dict(iter=5, lost=1.0, cause='a', run=0), dict(iter=25, lost=2.0, cause='b', run=1)]
+    runs = [dict(iter=0, run=0), dict(iter=20, run=1, max_iters=100)]
+    found = recovered_summary(runs, [window(10, 1.0), window(30, 2.0, run=1)], stalls, [], [])
+    assert (found['iterations'], found['first_iter'], found['last_iter']) == (10, 20, 30)
+    assert list(found['lost']['by_cause']) == ['b']
+
+
+def test_the_largest_stalls_are_kept() -> None:
+    stalls = [dict(iter=i, lost=float(i)) for i in range(LARGEST + 5)]
+    found = recovered_summary([], [], stalls, [], [])['stalls']
+    assert [stall['iter'] for stall in found[:2]] == [LARGEST + 4, LARGEST + 3]
+    assert len(found) == LARGEST
+
+
+def test_extremes_of_memory() -> None:
+    samples = [
+        dict(ram_used=0.5, shm_free=10, device=dict(allocated=5, throttle=['heat'])),
+        dict(ram_used=0.9, shm_free=2, device=dict(allocated=3)),
+        dict(ram_used=0.6, shm_free=7, swap_used=None),
+    ]
+    found = memory_of([dict(memory=sample) for sample in samples] + [{}])
+    assert found == dict(
+        now=samples[-1], peak=dict(ram_used=0.9, shm_free=2, device=dict(allocated=5))
+    )
+    assert memory_of([{}]) is None

@@ -1,0 +1,140 @@
+"""Reading what a run left, however it ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmtempo.report import read_log
+
+from .made_up import START, made_up_run, write_lines, write_run, write_summary
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    log = read_log(write_run(tmp_path / 'work', iterations=700))
+    assert log.kind == 'tempo'
+    assert log.summary['iterations'] == 700
+    assert [line['iter'] for line in log.windows] == list(range(50, 701, 50))
+    assert len(log.stalls) == log.summary['lost']['count']
+    assert log.end is not None
+    assert log.end['status'] == 'completed'
+    assert len(log.runs) == len(log.stages) == len(log.warnings) == 1
+    assert log.notes == []
+    assert log.name == 'lss_swin-mini_1xb4-300_synthetic-bev'
+    # Either of the files stands for the folder.
+    for name in ('tempo.jsonl', 'tempo_summary.json'):
+        assert read_log(tmp_path / 'work' / name).summary == log.summary
+
+
+def test_files_in_the_newest_folder_below(tmp_path: Path) -> None:
+    write_run(tmp_path / '20260101_000000', iterations=100)
+    write_run(tmp_path / '20260102_000000', iterations=200)
+    (tmp_path / '20260103_000000').mkdir()
+    assert read_log(tmp_path).summary['iterations'] == 200
+
+
+def test_a_killed_run_has_lines_only_and_half_of_the_last(tmp_path: Path) -> None:
+    summary, lines = made_up_run(iterations=1000)
+    lines = [line for line in lines if line['kind'] != 'end']
+    write_lines(tmp_path, lines)
+    with open(tmp_path / 'tempo.jsonl', 'a') as file:
+        file.write('{"kind": "window", "iter": 1050, "itera')
+    log = read_log(tmp_path)
+    found = log.summary
+    assert len(log.windows) == 20
+    assert found['status'] == 'running'
+    assert (found['iterations'], found['last_iter'], found['max_iters']) == (1000, 1000, 1000)
+    for key in ('seconds', 'it_per_s', 'samples_per_s'):
+        assert found[key] == pytest.approx(summary[key])
+    assert found['steady'] == pytest.approx(summary['steady'], rel=0.1)
+    for name, entry in summary['phases'].items():
+        assert found['phases'][name]['share'] == pytest.approx(entry['share'])
+        assert 'p95' not in found['phases'][name]
+    assert found['lost']['by_cause'].keys() == summary['lost']['by_cause'].keys()
+    assert found['lost']['seconds'] == pytest.approx(summary['lost']['seconds'])
+    assert found['stalls'][0] == max(log.stalls, key=lambda line: line['lost'])
+    assert found['machine'] == summary['machine']
+    assert 'histogram' not in found
+    notes = ' '.join(log.notes)
+    assert 'tempo_summary.json is missing' in notes
+    assert '1 broken lines' in notes
+    assert 'still going on, or it was killed' in notes
+
+
+def test_a_resumed_run_goes_on_in_the_half_line_of_a_killed_one(tmp_path: Path) -> None:
+    _, first = made_up_run(iterations=100)
+    write_lines(tmp_path, first[:-1])
+    with open(tmp_path / 'tempo.jsonl', 'a') as file:
+        file.write('{"kind": "stall", "iter": 101, "te')
+    summary, second = made_up_run(iterations=150, first=100, started=START + 1000)
+    write_lines(tmp_path, second)
+    write_summary(tmp_path, summary)
+    log = read_log(tmp_path)
+    assert [line['iter'] for line in log.runs] == [0, 100]
+    assert [(line['run'], line['iter']) for line in log.windows] == [
+        (0, 50), (0, 100), (1, 150), (1, 200), (1, 250),
+    ]  # fmt: skip
+    assert log.summary == summary
+    assert '2 runs are in this folder' in ' '.join(log.notes)
+
+
+def test_a_summary_of_an_earlier_run_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
+    write_run(tmp_path, iterations=100)
+    _, lines = made_up_run(iterations=50, first=100, started=START + 1000)
+    write_lines(tmp_path, lines[:-1])
+    log = read_log(tmp_path)
+    assert (log.summary['iterations'], log.summary['first_iter']) == (50, 100)
+    assert log.end is None
+    assert 'that of an earlier run' in ' '.join(log.notes)
+
+
+def test_only_a_summary(tmp_path: Path) -> None:
+    summary, _ = made_up_run(iterations=100)
+    write_summary(tmp_path, summary)
+    log = read_log(tmp_path)
+    assert log.summary == summary
+    assert log.windows == []
+
+
+def test_a_crash_before_the_first_window(tmp_path: Path) -> None:
+    _, lines = made_up_run(iterations=1)
+    error = 'RuntimeError: boom'
+    write_lines(tmp_path, [lines[0], dict(kind='end', iter=0, status='crashed', error=error)])
+    log = read_log(tmp_path)
+    assert log.summary['status'] == 'crashed'
+    assert log.summary['error'] == error
+    assert 'seconds' not in log.summary
+
+
+def test_nan_is_no_number(tmp_path: Path) -> None:
+    write_run(tmp_path, iterations=100)
+    path = tmp_path / 'tempo_summary.json'
+    path.write_text(path.read_text().replace('"cv": 0.031', '"cv": NaN'))
+    assert read_log(tmp_path).summary['cv'] is None
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match='no such file or folder') as caught:
+        read_log(tmp_path / 'nowhere')
+    assert str(tmp_path / 'nowhere') in str(caught.value)
+    with pytest.raises(FileNotFoundError, match='ThroughputMonitorHook writes') as caught:
+        read_log(tmp_path)
+    for word in (str(tmp_path), 'tempo_summary.json', 'tempo.jsonl', 'stock logs', 'scalars.json'):
+        assert word in str(caught.value)
+    (tmp_path / 'tempo.jsonl').write_text('{"kind": "ru')
+    with pytest.raises(FileNotFoundError, match='no whole line'):
+        read_log(tmp_path)
+
+
+def test_a_summary_that_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / 'tempo_summary.json').write_text('[1]')
+    with pytest.raises(ValueError, match='tempo_summary.json: .*expected an object, found list'):
+        read_log(tmp_path)
+    _, lines = made_up_run(iterations=100)
+    write_lines(tmp_path, lines)
+    log = read_log(tmp_path)
+    assert log.summary['iterations'] == 100
+    assert json.dumps(log.summary)
+    assert 'not readable' in ' '.join(log.notes)

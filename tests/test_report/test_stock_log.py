@@ -1,0 +1,107 @@
+"""Logs of runs that never had the monitor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmtempo.report import read_log
+
+from ..test_hooks.toy import STOCK, by_epoch, config, train, with_evaluation
+
+
+def test_a_real_stock_run(tmp_path: Path) -> None:
+    cfg = with_evaluation(config(tmp_path, STOCK))
+    cfg.train_cfg.update(max_iters=45, val_interval=20)
+    cfg.default_hooks.checkpoint = None
+    train(cfg)
+    log = read_log(tmp_path)
+    assert log.kind == 'stock'
+    assert log.source.parent.name == 'vis_data'
+    assert log.source.name != 'scalars.json'
+    # Lines of evaluations are left out; the last five iterations have no line of their own.
+    assert [(line['iter'], line['iterations']) for line in log.windows] == [
+        (10, 10), (20, 10), (30, 10), (40, 10),
+    ]  # fmt: skip
+    assert log.summary['iterations'] == 40
+    assert set(log.summary['phases']) == {'data', 'everything else'}
+    assert sum(entry['share'] for entry in log.summary['phases'].values()) == pytest.approx(1)
+    assert log.stalls == []
+    assert 'steady' not in log.summary
+    notes = ' '.join(log.notes)
+    assert 'no stalls and no causes' in notes
+    assert 'logging, saving' in notes
+    # The work dir of one run, and the other file, say the same.
+    assert read_log(log.source.parent.parent).windows == log.windows
+    assert read_log(log.source.with_name('scalars.json')).windows == log.windows
+
+
+def test_a_stock_run_by_epoch(tmp_path: Path) -> None:
+    cfg = by_epoch(config(tmp_path, STOCK), epochs=2)
+    cfg.default_hooks.checkpoint = None
+    train(cfg)
+    log = read_log(tmp_path)
+    assert [line['iter'] for line in log.windows] == [10, 20, 30, 40]
+    assert [line['epoch'] for line in log.windows] == [1, 1, 2, 2]
+
+
+def write(path: Path, *lines: dict) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return path
+
+
+def line(step: int, **more: float) -> dict:
+    return dict(lr=0.1, data_time=0.02, loss=1.0, time=0.1, iter=step, step=step, **more)
+
+
+def test_memory_and_speed(tmp_path: Path) -> None:
+    path = write(tmp_path / 'log.json', line(50, memory=1000), line(100, memory=1500))
+    log = read_log(path)
+    assert log.summary['it_per_s'] == pytest.approx(10)
+    assert log.summary['seconds'] == pytest.approx(10)
+    assert log.summary['phases']['data']['share'] == pytest.approx(0.2)
+    assert log.summary['memory']['peak'] == dict(device=dict(allocated=1500 << 20))
+    assert 'memory' not in read_log(write(path, line(50))).summary
+
+
+def test_a_resumed_run_counts_what_it_did(tmp_path: Path) -> None:
+    log = read_log(write(tmp_path / 'log.json', line(1050), line(1100), line(1150)))
+    assert [window['iterations'] for window in log.windows] == [50, 50, 50]
+
+
+def test_a_file_with_two_runs(tmp_path: Path) -> None:
+    log = read_log(write(tmp_path / 'log.json', *map(line, (10, 20, 30, 20, 30, 40))))
+    assert [window['run'] for window in log.windows] == [0, 0, 0, 1, 1, 1]
+    assert log.summary['last_iter'] == 40
+
+
+def test_the_newest_training_counts_and_a_test_run_is_none(tmp_path: Path) -> None:
+    write(tmp_path / '20260101_000000/vis_data/20260101_000000.json', line(10), line(20))
+    newest = write(tmp_path / '20260102_000000/vis_data/20260102_000000.json', line(10))
+    write(tmp_path / '20260103_000000/20260103_000000.json', dict(mIoU=0.5, time=0.1, step=0))
+    assert read_log(tmp_path).source == newest
+
+
+def test_half_lines_nan_and_prefixes(tmp_path: Path) -> None:
+    hierarchy = {f'train/{key}': value for key, value in line(10).items() if key != 'iter'}
+    path = write(tmp_path / 'scalars.json', dict(hierarchy, iter=10))
+    with open(path, 'a') as file:
+        file.write('{"time": NaN, "iter": 20}\n{"ti')
+    assert [window['iter'] for window in read_log(path).windows] == [10]
+
+
+def test_data_time_of_a_line_that_has_none(tmp_path: Path) -> None:
+    content = line(10)
+    del content['data_time']
+    log = read_log(write(tmp_path / 'log.json', content))
+    assert 'phases' not in log.summary
+    assert 'waiting' not in log.summary['verdict']['headline']
+
+
+def test_a_file_that_is_no_log(tmp_path: Path) -> None:
+    path = write(tmp_path / 'annotations.json', dict(images=[]))
+    with pytest.raises(FileNotFoundError, match=r'annotations.json: no log of a training'):
+        read_log(path)

@@ -1,0 +1,138 @@
+"""The table at the end of a run: all of it, in the width that there is, and plain in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mmtempo.doctor.verdict import judge
+from mmtempo.report.terminal import table, to_text
+
+from ..test_doctor.summaries import comb, summary
+
+
+def judged(found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, 'verdict': dataclasses.asdict(judge(found))}
+
+
+@pytest.mark.parametrize('width', [80, 100])
+@pytest.mark.parametrize('found', [judged(comb()), judged(summary())], ids=['comb', 'calm'])
+def test_it_fits(width: int, found: dict[str, Any]) -> None:
+    text = to_text(found, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.isascii()
+    assert '\x1b' not in text
+
+
+def test_verdict_then_why_then_what_to_change() -> None:
+    text = to_text(judged(comb()))
+    parts = [
+        'Throughput  5000 iterations in 12 min 58 s  completed',
+        'the loader delivers 0.90 of what is needed.',
+        '- Waiting for data: 77.0 s, 9.9 % of the time',
+        '--cfg-options',
+        'train_dataloader.num_workers=10',
+        '8 workers on 16 cores are too few',
+        '7.14 it/s steady, 6.43 it/s end to end',
+        '28.6 samples/s steady',
+        'p50 140 ms, p95 270 ms, p99 300 ms',
+        '31.0 %: uneven',
+        '85.0 s, 10.9 % of the time, in 611 iterations',
+        'Where the time went',
+        'What stalls cost',
+        'The longest stalls',
+        'What comes back',
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_phases_are_listed_by_share() -> None:
+    lines = to_text(judged(comb())).splitlines()
+    start = lines.index('Where the time went')
+    names = [line.split()[0] for line in lines[start + 2 : start + 7]]
+    assert names == ['backward', 'forward', 'data', 'step', 'evaluation']
+    assert lines[start + 4].split() == ['data', '9.9', '%', '##', '77.0', 's', '15.4', 'ms',
+                                        '300', 'us', '16.9', 'ms']  # fmt: skip
+    assert lines[start + 7].split()[:4] == ['6', 'more', '0.9', '%']
+
+
+def test_hooks_go_by_their_class() -> None:
+    text = to_text(judged(summary(phases={'hook:SparseRuntimeInfoHook': 50.0})), 80)
+    assert '  SparseRuntimeInfoHook' in text
+    assert 'hook:' not in text
+
+
+def test_five_stalls_with_what_happened() -> None:
+    lines = to_text(judged(comb())).splitlines()
+    start = lines.index('The longest stalls')
+    rows = [line.split() for line in lines[start + 2 : start + 7]]
+    assert [row[0] for row in rows] == ['4210', '402', '1818', '3402', '2610']
+    # What looks like markup of a terminal is none.
+    assert rows[0][-2:] == ['[x]', '18']
+    assert lines[start + 7] == ''
+
+
+def test_what_comes_back() -> None:
+    assert to_text(judged(comb())).splitlines()[-1] == (
+        '  worker 2 was late  every 8th iteration = num_workers: 602 of 610 stalls, on 97 % of its '
+        'places'
+    )
+    period = dict(every=50, what='log_interval', cause='LoggerHook')
+    text = to_text(dict(periods=[period]))
+    assert text.endswith('  LoggerHook  every 50 iterations = log_interval')
+
+
+def test_causes_beyond_five_are_told_together() -> None:
+    causes = {
+        f'cause {place}': dict(seconds=8.0 - place, count=2, category='host') for place in range(7)
+    }
+    lost = dict(seconds=35.0, share=0.05, count=14, by_cause=causes)
+    text = to_text(summary(lost=lost))
+    assert 'cause 4' in text
+    assert 'cause 5' not in text
+    assert '2 more' in text
+
+
+def test_what_was_not_measured_has_no_line() -> None:
+    text = to_text(dict(iterations=12, seconds=3.0, it_per_s=4.0))
+    assert text.splitlines() == [
+        'Throughput  12 iterations in 3.00 s',
+        '',
+        'Speed',
+        '  iterations  4.00 it/s end to end',
+    ]
+    assert to_text({}) == 'Throughput'
+
+
+def test_missing_figures_are_dashes() -> None:
+    phases = dict(data=dict(seconds=2.0, share=1.0))
+    lines = to_text(dict(phases=phases)).splitlines()
+    assert lines[-1].split() == ['data', '100.0', '%', '#' * 16, '2.00', 's', '-', '-', '-']
+
+
+def test_a_crash_is_told() -> None:
+    text = to_text(summary(status='crashed', error='RuntimeError: [red]out[/red] of memory'))
+    assert 'crashed: RuntimeError: [red]out[/red] of memory' in text
+
+
+def test_without_stalls() -> None:
+    assert '  lost to stalls  nothing' in to_text(summary()).splitlines()
+
+
+def test_of_a_long_override_nothing_is_cut() -> None:
+    override = 'train_dataloader.dataset.' + 'a' * 90 + '=1'
+    verdict = dict(headline='So.', change=[dict(override=override, why='because')])
+    assert override in ''.join(to_text(dict(verdict=verdict), 80).split())
+
+
+def test_in_a_terminal_it_has_colours() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True, color_system='truecolor')
+    console.print(table(judged(comb())))
+    assert '\x1b[' in file.getvalue()
+    assert '█' in file.getvalue()

@@ -1,0 +1,60 @@
+"""The trace of the last iterations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmtempo.report import RunLog, read_log
+from mmtempo.report.trace import trace_events, write_trace
+
+from .made_up import write_run
+
+RING = dict(
+    phases=['data', 'forward', 'step'], rows=[[7, 1.0, 0.5, 0.25, 0.0], [8, 1.75, 0.1, None, 0.2]]
+)
+
+
+def test_phases_follow_each_other_inside_their_iteration() -> None:
+    events = trace_events(RunLog(Path(), summary=dict(ring=RING)))
+    slices = [(e['name'], e['ts'], e['dur']) for e in events if e['ph'] == 'X']
+    assert slices == [
+        ('iteration 7', 1e6, 750000), ('data', 1e6, 500000), ('forward', 1.5e6, 250000),
+        ('iteration 8', 1.75e6, 300000), ('data', 1.75e6, 100000), ('step', 1.85e6, 200000),
+    ]  # fmt: skip
+    assert {e['name'] for e in events if e['ph'] == 'M'} == {'process_name', 'thread_name'}
+
+
+def test_stalls_are_instants_with_their_text() -> None:
+    stalls = [
+        dict(iter=8, cause='evaluation', text='It took long.', lost=0.2, evidence=dict(worker=1)),
+        dict(iter=3, cause='long ago'),
+    ]
+    events = trace_events(RunLog(Path(), summary=dict(ring=RING, stalls=stalls)))
+    (instant,) = (event for event in events if event['ph'] == 'i')
+    assert (instant['name'], instant['ts'], instant['s']) == ('evaluation', 1.75e6, 't')
+    assert instant['args'] == dict(text='It took long.', lost=0.2, evidence=dict(worker=1))
+    (slow,) = (event for event in events if event['name'] == 'iteration 8')
+    assert slow['args'] == dict(lost=0.2)
+
+
+def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
+    log = read_log(write_run(tmp_path))
+    content = json.loads(write_trace(log, tmp_path / 'trace.json').read_text())
+    outer = [e for e in content['traceEvents'] if e['name'].startswith('iteration ')]
+    assert len(outer) == 1024
+    assert outer[-1]['name'] == 'iteration 2000'
+    assert all({'pid', 'tid', 'ts', 'dur'} <= set(event) for event in outer)
+    instants = [e for e in content['traceEvents'] if e['ph'] == 'i']
+    assert len(instants) == len([line for line in log.stalls if line['iter'] > 976])
+
+
+def test_no_ring(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='no ring of recent iterations'):
+        trace_events(RunLog(tmp_path))
+    with pytest.raises(ValueError, match='stock logs hold no single iterations'):
+        trace_events(RunLog(tmp_path, 'stock'))
+    with pytest.raises(FileNotFoundError, match='folder .*nowhere does not exist'):
+        write_trace(RunLog(tmp_path, summary=dict(ring=RING)), tmp_path / 'nowhere/trace.json')

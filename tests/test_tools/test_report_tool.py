@@ -1,0 +1,130 @@
+"""The tool as it is called: files, exit codes, mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ..conftest import ROOT
+from ..test_report.made_up import made_up_run, write_lines, write_run
+
+
+def tool() -> ModuleType:
+    sys.path.insert(0, str(ROOT / 'tools'))
+    try:
+        import report
+    finally:
+        sys.path.pop(0)
+    return report
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> object:
+    """The exit code, whether the tool returns it or leaves with it."""
+    monkeypatch.setattr(sys, 'argv', ['report.py', *map(str, words)])
+    try:
+        return tool().main()
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Work dirs of two runs; `slow` took a tenth more time than `fast`."""
+    folder = tmp_path_factory.mktemp('runs')
+    write_run(folder / 'fast', iterations=200)
+    write_run(folder / 'slow', iterations=200, slowness=1 / 0.9)
+    return folder
+
+
+def test_writes_page_and_trace(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    page, trace = tmp_path / 'a.html', tmp_path / 'a.json'
+    assert call(monkeypatch, runs / 'fast', '--out', page, '--trace', trace) == 0
+    out = capsys.readouterr().out
+    assert page.read_text().startswith('<!DOCTYPE html>')
+    assert len(json.loads(trace.read_text())['traceEvents']) > 1000
+    assert re.search(rf'report  {re.escape(str(page))}  \(\d\.\d\d MiB\)', out)
+    assert f'trace   {trace}' in out
+    assert '17 % of the time was lost to stalls' in out
+    assert '--cfg-options train_dataloader.num_workers=12' in out
+    assert not (runs / 'fast/tempo_report.html').exists()
+
+
+def test_writes_into_the_work_dir_and_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr('webbrowser.open', opened.append)
+    write_lines(tmp_path, made_up_run(iterations=100)[1][:-1])  # a killed run
+    assert call(monkeypatch, tmp_path, '--open') == 0
+    assert opened == [(tmp_path / 'tempo_report.html').as_uri()]
+    assert 'it was killed' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('allowed', 'code'), [(None, 0), ('5%', 1), ('0.05', 1), ('5', 1), ('10.1%', 0), ('0.11', 0)]
+)
+def test_compare(
+    allowed: str | None, code: int, runs: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    words = ['--fail-if-slower', allowed] if allowed else []
+    assert call(monkeypatch, 'compare', runs / 'fast', runs / 'slow', *words) == code
+    out = capsys.readouterr().out
+    assert 'samples/s, end to end' in out
+    assert ('B is 10.0 % slower than A' in out) == bool(allowed)
+    assert call(monkeypatch, 'compare', runs / 'slow', runs / 'fast', *words) == 0
+
+
+def test_mistakes_in_what_is_there(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    write_lines(tmp_path, made_up_run(iterations=1)[1][:1])
+    for words, says in (
+        ([runs / 'none'], f'report.py: error: {runs}/none: no such file or folder'),
+        ([runs], 'no log of a training there'),
+        ([tmp_path, '--trace', tmp_path / 't.json'], 'no trace can be made'),
+        ([runs / 'fast', '--out', runs / 'no/a.html'], f'--out: the folder {runs}/no does not'),
+        ([runs / 'fast', '--trace', runs], f'--trace: {runs} is a folder'),
+        (['compare', runs / 'fast'], 'required: B'),
+        (['compare', runs / 'fast', runs / 'none'], f'error: {runs}/none: no such file'),
+        (['compare', runs / 'fast', tmp_path], 'no speed that both runs have'),
+        (
+            ['compare', runs / 'fast', runs / 'slow', '--fail-if-slower', 'five'],
+            "--fail-if-slower: found 'five', expected",
+        ),
+        (['compare', runs / 'fast', runs / 'slow', '--fail-if-slower', ''], "found ''"),
+    ):
+        assert call(monkeypatch, *words) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_without_plotly(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, 'plotly.offline', None)
+    assert call(monkeypatch, runs / 'fast', '--out', tmp_path / 'a.html') == 2
+    assert 'pip install "mmtempo[report]"' in capsys.readouterr().err
+    assert call(monkeypatch, 'compare', runs / 'fast', runs / 'slow') == 0
+
+
+@pytest.mark.parametrize(
+    ('words', 'says'),
+    [
+        (['--help'], ('ThroughputMonitorHook', '--trace FILE.json', 'report.py compare')),
+        (['compare', '--help'], ('--fail-if-slower SLOWDOWN', '5% or 5 is five percent')),
+    ],
+)
+def test_help(
+    words: list, says: tuple, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert call(monkeypatch, *words) == 0
+    out = ' '.join(capsys.readouterr().out.split())
+    for text in says:
+        assert text in out

@@ -1,0 +1,156 @@
+"""Show what a training run did with its time.
+
+python tools/report.py work_dirs/my_run
+python tools/report.py work_dirs/my_run --out report.html --trace trace.json --open
+python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
+
+Writes one HTML file that needs no network: verdict, throughput, phases, slow iterations with
+their causes, memory, machine. It reads what ThroughputMonitorHook wrote (tempo_summary.json and
+tempo.jsonl, also of runs that crashed or are still going on), and stock logs of mmengine as far
+as they go. `compare` puts two runs side by side: `report.py compare --help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mmtempo.report import RunLog, read_log
+from mmtempo.report.compare import Comparison, allowed_slowdown, compare
+from mmtempo.report.figures import size
+from mmtempo.report.html import plotly_script, write_html
+from mmtempo.report.trace import trace_events, write_trace
+from mmtempo.tool_run import LaunchError, run_tool
+
+COMPARE = """Put two runs side by side, and say whether B is slower than A.
+
+python tools/report.py compare work_dirs/before work_dirs/after
+python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
+
+What is judged is samples per second end to end where both runs know them, else iterations per
+second. Exit code: 0, or 1 when B is slower than allowed, or 2 for a mistake such as a missing file.
+"""
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Of both forms: the first word 'compare' asks for the second one."""
+    comparing = words[:1] == ['compare']
+    parser = argparse.ArgumentParser(
+        prog='report.py compare' if comparing else 'report.py',
+        description=COMPARE if comparing else __doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if comparing:
+        parser.add_argument('a', metavar='A', type=Path, help='work dir that sets the standard')
+        parser.add_argument('b', metavar='B', type=Path, help='work dir that is judged')
+        parser.add_argument(
+            '--fail-if-slower',
+            metavar='SLOWDOWN',
+            help='exit with 1 when B is slower than A by more than this: 5%% or 5 is five percent, '
+            'and so is 0.05 (a number below 1 without %% is a fraction)',
+        )
+        args = parser.parse_args(words[1:])
+        args.allowed = None
+        try:
+            if args.fail_if_slower is not None:
+                args.allowed = allowed_slowdown(args.fail_if_slower)
+        except ValueError as error:
+            parser.error(f'--fail-if-slower: {error}')
+        return args
+    parser.add_argument(
+        'work_dir',
+        metavar='WORK_DIR',
+        type=Path,
+        help="folder of a run, or one of its log files (a folder called 'compare': ./compare)",
+    )
+    parser.add_argument(
+        '--out', metavar='FILE.html', type=Path, help='default: WORK_DIR/tempo_report.html'
+    )
+    parser.add_argument(
+        '--trace', metavar='FILE.json', type=Path,
+        help='also write the last iterations as a trace for https://ui.perfetto.dev',
+    )  # fmt: skip
+    parser.add_argument('--open', action='store_true', help='open the report in a browser')
+    args = parser.parse_args(words)
+    for name in ('out', 'trace'):
+        path = getattr(args, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            parser.error(f'--{name}: the folder {path.absolute().parent} does not exist')
+        if path is not None and path.is_dir():
+            parser.error(f'--{name}: {path} is a folder; expected the name of a file')
+    return args
+
+
+def main() -> int:
+    args = parse_args(sys.argv[1:])
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    prepare, run = (_compared, _judge) if hasattr(args, 'a') else (_read, _write)
+    return run_tool('report.py', lambda: prepare(args), lambda found: run(found, args, console))
+
+
+def _read(args: argparse.Namespace) -> RunLog:
+    """Everything that can go wrong does so here, before a file is written."""
+    log = _log(args.work_dir)
+    try:
+        plotly_script()
+        if args.trace:
+            trace_events(log)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise LaunchError(str(error)) from error
+    return log
+
+
+def _log(path: Path) -> RunLog:
+    try:
+        return read_log(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise LaunchError(str(error)) from error
+
+
+def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
+    folder = args.work_dir if args.work_dir.is_dir() else args.work_dir.parent
+    path = write_html(log, args.out or folder / 'tempo_report.html')
+    verdict = log.summary.get('verdict') or {}
+    lines = [verdict.get('headline'), *(f'  {reason}' for reason in verdict.get('why') or [])]
+    overrides = [str(change['override']) for change in verdict.get('change') or []]
+    if overrides:
+        lines.append(f'  --cfg-options {" ".join(overrides)}')
+    lines += log.notes
+    lines.append(f'report  {path}  ({size(path.stat().st_size)})')
+    if args.trace:
+        trace = write_trace(log, args.trace)
+        lines.append(f'trace   {trace}  ({size(trace.stat().st_size)}; https://ui.perfetto.dev)')
+    for line in filter(None, lines):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if args.open:
+        webbrowser.open(path.absolute().as_uri())
+
+
+def _compared(args: argparse.Namespace) -> Comparison:
+    found = compare(_log(args.a), _log(args.b))
+    try:
+        _ = found.speed
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    return found
+
+
+def _judge(found: Comparison, args: argparse.Namespace, console: Console) -> Any:
+    found.show(console)
+    if args.allowed is None:
+        return
+    speed = found.speed
+    change = f'{abs(100 * found.slower):.1f} % {"slower" if found.slower > 0 else "faster"}'
+    text = f'B is {change} than A ({speed.name}); allowed is {100 * args.allowed:g} % slower'
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if found.is_too_slow(args.allowed):
+        raise SystemExit(1)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
