@@ -1,11 +1,13 @@
 # make train: set up, make data, train BEV segmentation. make test: every check. make help: the rest.
 #   STACK=onedl (default) or openmmlab: which mm-stack, each in a venv of its own
 #   PYTHON=python3.12: with which Python to make the venv
+#   TEMPO=balanced, speed_first, memory_first, grad_accum or baseline: make train by that policy
 STACK ?= onedl
 PYTHON ?= python3
 VENV := $(if $(filter onedl,$(STACK)),.venv,.venv-$(STACK))
 LOCK := requirements/lock-$(STACK).txt
 BIN := $(VENV)/bin
+TEMPO ?=
 CONFIG ?= configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
 DATA := data/synthetic_bev
 MULTICAM := data/synthetic_multicam
@@ -39,7 +41,7 @@ $(MULTICAM)/calib.json: | $(READY)
 	$(BIN)/python tools/dataset_converters/make_synthetic_bev.py $(MULTICAM) --multicam --num 200 --num-val 40 --size 352 198
 
 train: $(READY) data
-	$(BIN)/python tools/train.py $(CONFIG)
+	$(BIN)/python tools/train.py $(CONFIG) $(if $(TEMPO),--tempo $(TEMPO))
 
 test: $(READY)
 	$(BIN)/ruff format --check .

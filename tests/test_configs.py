@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
@@ -15,18 +20,33 @@ from mmtempo.bev.calibration import pixel_to_bev
 from .conftest import ROOT
 
 LEAVES = sorted(path for path in (ROOT / 'configs').rglob('*.py') if '_base_' not in path.parts)
+BASELINE = ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py'
+# Processes, samples of each at once, batches to an update, iterations.
+SCHEDULE = re.compile(r'_(\d+)xb(\d+)(?:x(\d+))?-(\d+k?)_')
+
+
+@functools.cache
+def load_leaf(path: Path) -> Config:
+    """A leaf config, read once. Copy what you change."""
+    return Config.fromfile(str(path))
 
 
 def test_there_are_configs() -> None:
-    assert len(LEAVES) >= 3
+    assert len(LEAVES) >= 40
 
 
-@pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
-def test_builds_its_model(path: Path) -> None:
-    cfg = Config.fromfile(str(path))
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = MODELS.build(cfg.model)
-    assert sum(p.numel() for p in model.parameters()) > 1e5
+def test_each_model_is_built_once() -> None:
+    """Configs of one model by different policies differ in other things."""
+    models = {}
+    for path in LEAVES:
+        cfg = load_leaf(path)
+        key = json.dumps(cfg.model.to_dict(), sort_keys=True, default=str)
+        models.setdefault((cfg.default_scope, key), cfg.model)
+    assert len(models) >= 13
+    for (scope, _), model in models.items():
+        with DefaultScope.overwrite_default_scope(scope):
+            built = MODELS.build(copy.deepcopy(model))  # which writes into it
+        assert sum(p.numel() for p in built.parameters()) > 1e5
 
 
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
@@ -35,6 +55,32 @@ def test_is_short_and_opens_with_its_command(path: Path) -> None:
     assert len(lines) <= 15
     assert lines[0].startswith('# ')
     assert f'python tools/train.py {path.relative_to(ROOT).as_posix()}' in lines[0]
+
+
+@pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
+def test_the_name_says_batch_and_length(path: Path) -> None:
+    cfg = load_leaf(path)
+    found = SCHEDULE.search(path.stem)
+    assert found is not None
+    processes, batch, count = (int(one or 1) for one in found.groups()[:3])
+    assert cfg.train_dataloader.batch_size == batch
+    assert cfg.optim_wrapper.get('accumulative_counts', 1) == count
+    # So --auto-scale-lr, with as many processes, leaves the learning rate as it is.
+    assert cfg.auto_scale_lr == dict(enable=False, base_batch_size=processes * batch * count)
+    iterations = cfg.train_cfg.max_iters
+    assert found[4] in (str(iterations), f'{iterations / 1000:.0f}k')
+
+
+@pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
+def test_is_three_levels_deep_at_most(path: Path) -> None:
+    assert _levels(path) <= 3
+
+
+def _levels(path: Path) -> int:
+    """Files from this one to the deepest of its bases; mmseg's own are not counted."""
+    code = path.read_text().partition('_base_ = ')[2].partition(']')[0]
+    bases = [path.parent / name for name in re.findall(r"'([^']+\.py)'", code)]
+    return 1 + max(map(_levels, bases), default=0)
 
 
 def test_default_hooks_are_defined_once() -> None:
@@ -47,9 +93,7 @@ def test_default_hooks_are_defined_once() -> None:
 
 
 def test_baseline_is_that_of_the_field_notes() -> None:
-    cfg = Config.fromfile(
-        str(ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py')
-    )
+    cfg = load_leaf(BASELINE)
     assert cfg.train_dataloader.batch_size == 4
     assert cfg.train_dataloader.num_workers == 8
     assert cfg.train_cfg.max_iters == 200_000
@@ -62,11 +106,9 @@ def test_baseline_is_that_of_the_field_notes() -> None:
 
 
 def test_full_model_has_the_reference_shapes() -> None:
-    cfg = Config.fromfile(
-        str(ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py')
-    )
+    cfg = load_leaf(BASELINE)
     with DefaultScope.overwrite_default_scope('mmseg'):
-        model = MODELS.build(cfg.model).eval()
+        model = MODELS.build(copy.deepcopy(cfg.model)).eval()
     images = torch.zeros(1, 3, 600, 800)
     intrinsics = np.array([[633.0, 0, 408], [0, 844, 327], [0, 0, 1]])
     pix2bev = pixel_to_bev(intrinsics[None, None], np.eye(4))
@@ -80,8 +122,19 @@ def test_full_model_has_the_reference_shapes() -> None:
 
 
 def test_every_model_family_has_readme_and_metafile() -> None:
-    for folder in {path.parent for path in LEAVES}:
-        assert (folder / 'README.md').is_file()
-        text = (folder / 'metafile.yml').read_text()
-        for path in folder.glob('*.py'):
-            assert f'configs/{folder.name}/{path.name}' in text
+    """As mim finds them: the index names the metafiles, and these all configs."""
+    index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
+    families = {path.parent for path in LEAVES}
+    assert sorted(index) == sorted(f'configs/{family.name}/metafile.yml' for family in families)
+    for family in families:
+        readme = (family / 'README.md').read_text()
+        found = yaml.safe_load((family / 'metafile.yml').read_text())
+        (collection,) = found['Collections']
+        assert (ROOT / collection['README']) == family / 'README.md'
+        assert {one['In Collection'] for one in found['Models']} == {collection['Name']}
+        names = {one['Name']: one['Config'] for one in found['Models']}
+        assert names == {
+            path.stem: path.relative_to(ROOT).as_posix() for path in family.glob('*.py')
+        }
+        for name in names:
+            assert f'`{name}.py`' in readme

@@ -138,7 +138,7 @@ PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'
 def load_zero_wait(*words: str) -> Config:
     parser = argparse.ArgumentParser()
     launch.add_common_arguments(parser)
-    launch.add_zero_wait(parser)
+    launch.add_overlays(parser)
     return launch.load_config(parser.parse_args([PSPNET, '--zero-wait', *words]))
 
 
@@ -264,3 +264,61 @@ def test_launcher_without_its_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_repository_root_is_what_the_tests_think() -> None:
     assert (ROOT / 'tools/train.py').is_file()
+
+
+def followed(policy: str, *options: str) -> Config:
+    parser = argparse.ArgumentParser()
+    launch.add_common_arguments(parser)
+    launch.add_overlays(parser)
+    words = [str(MINI), '--tempo', policy, '--cfg-options', *options]
+    return launch.load_config(parser.parse_args(words))
+
+
+def test_tempo_says_what_it_changes(capsys: pytest.CaptureFixture) -> None:
+    cfg = followed('balanced', 'train_dataloader.num_workers=0')
+    told = capsys.readouterr().err
+    assert told.startswith('--tempo balanced changed:')
+    assert 'train_dataloader.batch_size: 4 -> 6; 1.5 x the batch' in told
+    assert 'left alone:' in told
+    assert (cfg.train_dataloader.batch_size, cfg.train_dataloader.num_workers) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['ballanced'], 'there is no such policy.*did you mean balanced'),
+        (['balanced', 'tempo.lr=cubic'], r'tempo\.lr must be one of'),
+        (['balanced', 'tran_cfg.max_iters=3'], 'did you mean train_cfg'),
+    ],
+)
+def test_policies_that_cannot_be(words: list[str], message: str) -> None:
+    with pytest.raises(launch.LaunchError, match=message):
+        followed(words[0], *(words[1:] or ['work_dir=w']))
+
+
+def test_auto_scale_lr_counts_accumulation(capsys: pytest.CaptureFixture) -> None:
+    cfg = followed('grad_accum', 'train_dataloader.num_workers=0')
+    assert cfg.auto_scale_lr.base_batch_size == 8
+    launch.enable_auto_scale_lr(cfg)
+    # What mmengine divides the 4 samples of a batch by: one card is what the rate is for.
+    assert cfg.auto_scale_lr.base_batch_size == cfg.train_dataloader.batch_size == 4
+    assert '2 batches make an update' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('has_it', 'options', 'kind'),
+    [
+        (False, [], 'SparseOptimWrapper'),
+        (True, [], 'SparseAmpOptimWrapper'),
+        (None, [], 'SparseAmpOptimWrapper'),
+        (False, ['optim_wrapper.dtype=bfloat16'], 'SparseAmpOptimWrapper'),
+    ],
+)
+def test_half_precision_is_not_emulated_for_a_policy(
+    has_it: bool | None, options: list[str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, 'cpu_has_bfloat16', lambda: has_it)
+    cfg = followed('balanced', 'train_dataloader.num_workers=0', *options)
+    launch.check_device(cfg, training=True)
+    assert cfg.optim_wrapper.type == kind
+    assert ('loss_scale' in cfg.optim_wrapper) == (kind == 'SparseAmpOptimWrapper')

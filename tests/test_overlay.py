@@ -119,8 +119,9 @@ def test_there_and_back() -> None:
     assert cfg.custom_imports == dict(imports=['mmtempo'], allow_failed_imports=False)
     assert cfg.default_hooks.logger.interval == untouched.default_hooks.logger.interval
     assert all(change.changed for change in changes)
-    assert [(c.key, c.before, c.after) for c in changes[:4]] == [
+    assert [(c.key, c.before, c.after) for c in changes[:5]] == [
         ('default_hooks.runtime_info', 'RuntimeInfoHook', 'SparseRuntimeInfoHook'),
+        ('default_hooks.timer', 'IterTimerHook', 'ThroughputMonitorHook'),
         ('default_hooks.logger', 'LoggerHook', 'SparseLoggerHook'),
         ('default_hooks.checkpoint', 'CheckpointHook', 'AsyncCheckpointHook'),
         ('optim_wrapper', 'OptimWrapper', 'SparseOptimWrapper'),
@@ -187,6 +188,7 @@ def test_what_is_not_stock_is_left_alone() -> None:
     assert heads[1] == dict(type='SparseAccuracyHead', head='FCNHead', num_classes=3)
     assert heads[0] == before.model.auxiliary_head[0]
     before.default_hooks.checkpoint.type = 'AsyncCheckpointHook'
+    before.default_hooks.timer.type = 'ThroughputMonitorHook'
     assert cfg.default_hooks == before.default_hooks
     assert cfg.optim_wrapper == before.optim_wrapper
     assert cfg.model.decode_head == before.model.decode_head
@@ -292,6 +294,7 @@ def test_configs_with_little_in_them() -> None:
     cfg = Config(dict(model=dict(type='X')))
     assert [change.key for change in zero_wait(cfg)] == [
         'default_hooks.runtime_info',
+        'default_hooks.timer',
         'default_hooks.logger',
         'default_hooks.checkpoint',
         'custom_imports',
@@ -313,7 +316,7 @@ def test_configs_with_little_in_them() -> None:
         ('optim_wrapper', 'optim_wrapper'),
         ('model.decode_head.type', 'model.decode_head'),
         ('default_hooks.logger.type', 'default_hooks.logger'),
-        ('default_hooks', 'default_hooks.logger default_hooks.checkpoint'),
+        ('default_hooks', 'default_hooks.timer default_hooks.logger default_hooks.checkpoint'),
     ],
 )
 def test_what_is_set_on_purpose_is_kept(option: str, key: str) -> None:

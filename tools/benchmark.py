@@ -2,6 +2,7 @@
 
 python tools/benchmark.py splat
 python tools/benchmark.py splat --quick --json splat.json
+python tools/benchmark.py family CONFIG     # each policy of train.py --tempo, with your own config
 
 Prints the machine, the figures with their spread, and the bars; exits with 1 when one is missed.
 """
@@ -14,7 +15,7 @@ import sys
 
 from rich.console import Console
 
-from mmtempo.benchmarks import BENCHMARKS
+from mmtempo.benchmarks import BENCHMARKS, PolicyError
 
 
 def parse_args() -> argparse.Namespace:
@@ -22,9 +23,13 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('name', choices=sorted(BENCHMARKS), help='what to measure')
+    parser.add_argument('config', nargs='?', help='family: a config, instead of our mini')
+    parser.add_argument('--cfg-options', nargs='+', metavar='KEY=VALUE', help='family: as train.py')
     parser.add_argument('--quick', action='store_true', help='fewer rounds: within a minute')
     parser.add_argument('--json', metavar='FILE', help='also write the figures there')
     args = parser.parse_args()
+    if args.name != 'family' and (args.config or args.cfg_options):
+        parser.error(f'{args.name} takes no config; family does')
     # Before minutes are spent on figures that could not be written.
     folder = os.path.dirname(os.path.abspath(args.json or ''))
     if not os.path.isdir(folder):
@@ -34,7 +39,14 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    report = BENCHMARKS[args.name](args.quick)
+    options = dict(config=args.config) if args.config else {}
+    if args.cfg_options:
+        options['options'] = args.cfg_options
+    try:
+        report = BENCHMARKS[args.name](args.quick, **options)
+    except PolicyError as error:
+        print(f'benchmark.py: error: {error}', file=sys.stderr)
+        return 2
     report.show(Console(width=None if sys.stdout.isatty() else 140))
     if args.json:
         report.write(args.json)

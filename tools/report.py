@@ -13,8 +13,10 @@ as they go. `compare` puts two runs side by side: `report.py compare --help`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,9 @@ def _log(path: Path) -> RunLog:
 
 def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
     folder = args.work_dir if args.work_dir.is_dir() else args.work_dir.parent
-    path = write_html(log, args.out or folder / 'tempo_report.html')
+    path = args.out or folder / 'tempo_report.html'
+    with _saying(path, '--out'):
+        write_html(log, path)
     verdict = log.summary.get('verdict') or {}
     lines = [verdict.get('headline'), *(f'  {reason}' for reason in verdict.get('why') or [])]
     overrides = [str(change['override']) for change in verdict.get('change') or []]
@@ -123,12 +127,26 @@ def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
     lines += log.notes
     lines.append(f'report  {path}  ({size(path.stat().st_size)})')
     if args.trace:
-        trace = write_trace(log, args.trace)
-        lines.append(f'trace   {trace}  ({size(trace.stat().st_size)}; https://ui.perfetto.dev)')
+        with _saying(args.trace, '--trace'):
+            write_trace(log, args.trace)
+        written = size(args.trace.stat().st_size)
+        lines.append(f'trace   {args.trace}  ({written}; https://ui.perfetto.dev)')
     for line in filter(None, lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if args.open:
         webbrowser.open(path.absolute().as_uri())
+
+
+@contextlib.contextmanager
+def _saying(path: Path, option: str) -> Iterator[None]:
+    """A folder that is somebody else's, or a full disk, is no reason for a traceback."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise LaunchError(
+            f'{path} cannot be written ({why}); name another {option} FILE'
+        ) from error
 
 
 def _compared(args: argparse.Namespace) -> Comparison:

@@ -1,7 +1,7 @@
 """Train a model: ours, mmseg's, or your own mm-style config.
 
 python tools/train.py configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
-python tools/train.py mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py --zero-wait
+python tools/train.py mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py --tempo balanced
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     launch.add_common_arguments(parser)
-    launch.add_zero_wait(parser)
+    launch.add_overlays(parser)
     parser.add_argument(
         '--resume',
         nargs='?',
@@ -35,7 +35,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--auto-scale-lr',
         action='store_true',
-        help='scale the learning rate with the batch, from auto_scale_lr.base_batch_size',
+        help='scale the learning rate with the samples of an update, which '
+        'auto_scale_lr.base_batch_size is for',
     )
     return parser.parse_args()
 

@@ -18,7 +18,10 @@ from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 
+from .core.device import cpu_has_bfloat16
 from .overlay import describe, optim_wrapper_class, zero_wait
+from .policies import KEY, POLICIES, apply_policy, load_policy, of_policy
+from .policies.workload import accumulation_of
 from .resume import newest_of
 from .tool_run import LaunchError
 
@@ -95,8 +98,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_zero_wait(parser: argparse.ArgumentParser) -> None:
-    """The flag of those tools that build a training."""
+def add_overlays(parser: argparse.ArgumentParser) -> None:
+    """The flags of those tools that build a training."""
+    parser.add_argument(
+        '--tempo',
+        metavar='POLICY',
+        help=f'make the config follow a policy ({", ".join(POLICIES)}, or a file of your own), '
+        'stock parts exchanged as by --zero-wait, and say what that changes; --cfg-options wins',
+    )
     parser.add_argument(
         '--zero-wait',
         action='store_true',
@@ -133,14 +142,18 @@ def resolve_config_path(name: str) -> str:
 
 
 def load_config(args: argparse.Namespace) -> Config:
-    """Read the config, apply --zero-wait, --cfg-options, --launcher and --work-dir."""
+    """Read the config, apply --tempo, --zero-wait, --cfg-options, --launcher and --work-dir."""
     path = resolve_config_path(args.config)
     cfg = Config.fromfile(path)
     options = args.cfg_options or {}
-    if getattr(args, 'zero_wait', False):
-        changes = zero_wait(cfg, keep=options)
-        _say_once(f'--zero-wait {describe(changes)}')
-    _check_options(cfg, options)
+    if getattr(args, 'tempo', None) is not None:
+        _check_options(cfg, {key: options[key] for key in options if not of_policy(key)})
+        _follow(cfg, args.tempo, options)
+    else:
+        if getattr(args, 'zero_wait', False):
+            changes = zero_wait(cfg, keep=options)
+            _say_once(f'--zero-wait {describe(changes)}')
+        _check_options(cfg, options)
     cfg.merge_from_dict(options)
     cfg.launcher = args.launcher
     if args.work_dir is not None:
@@ -149,6 +162,16 @@ def load_config(args: argparse.Namespace) -> Config:
         cfg.work_dir = osp.join('work_dirs', osp.splitext(osp.basename(path))[0])
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return cfg
+
+
+def _follow(cfg: Config, name: str, options: dict[str, Any]) -> None:
+    """--tempo: what the policy makes of the config, and what --cfg-options makes of the policy."""
+    try:
+        policy = load_policy(name, options)
+        changes = apply_policy(cfg, policy, options)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    _say_once(f'--tempo {policy["policy"]} {describe(changes)}')
 
 
 def _check_options(cfg: Config, options: dict[str, Any]) -> None:
@@ -195,7 +218,7 @@ def enable_amp(cfg: Config) -> None:
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
-    """--auto-scale-lr: the learning rate follows the number of samples an iteration."""
+    """--auto-scale-lr: the learning rate follows the number of samples an update."""
     scale = cfg.get('auto_scale_lr') or {}
     if 'base_batch_size' not in scale:
         raise LaunchError(
@@ -203,6 +226,15 @@ def enable_auto_scale_lr(cfg: Config) -> None:
             'add it with --cfg-options auto_scale_lr.base_batch_size=N'
         )
     cfg.auto_scale_lr.enable = True
+    batches = accumulation_of(cfg.get('optim_wrapper'))
+    if batches > 1:
+        # mmengine divides what the processes take at once by this, and knows of no accumulation.
+        base = cfg.auto_scale_lr.base_batch_size
+        cfg.auto_scale_lr.base_batch_size = base / batches
+        _say(
+            f'--auto-scale-lr: {batches} batches make an update, so auto_scale_lr.base_batch_size '
+            f'is {base / batches:g} instead of {base:g}'
+        )
 
 
 def set_resume(cfg: Config, resume: str | None) -> None:
@@ -273,6 +305,8 @@ def check_device(cfg: Config, training: bool) -> None:
         )
     if has_accelerator():
         return
+    if training:
+        _spare_emulation(cfg)
     gpu = (
         f'needs a GPU, and torch {torch.__version__} finds none (with a GPU in the machine, '
         'check `nvidia-smi` and install a CUDA build of torch)'
@@ -283,6 +317,20 @@ def check_device(cfg: Config, training: bool) -> None:
         raise LaunchError(
             f'mixed precision with AmpOptimWrapper {gpu}; train.py --zero-wait, or --cfg-options '
             'optim_wrapper.type=SparseAmpOptimWrapper, computes in bfloat16 on a CPU'
+        )
+
+
+def _spare_emulation(cfg: Config) -> None:
+    """A policy's half precision makes a CPU without it many times slower, not faster."""
+    wrapper: Any = cfg.get('optim_wrapper') or {}
+    if KEY not in cfg or wrapper.get('dtype') is not None or cpu_has_bfloat16() is not False:
+        return
+    if optim_wrapper_class(cfg) is OPTIM_WRAPPERS.get('SparseAmpOptimWrapper'):
+        wrapper.type = 'SparseOptimWrapper'
+        wrapper.pop('loss_scale', None)
+        _say_once(
+            'no GPU, and this CPU has no bfloat16 but would emulate it: optim_wrapper.type is '
+            'SparseOptimWrapper, in float32 (optim_wrapper.dtype=bfloat16 insists)'
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.hooks import CheckpointHook, EMAHook, LoggerHook, RuntimeInfoHook
+from mmengine.hooks import CheckpointHook, EMAHook, IterTimerHook, LoggerHook, RuntimeInfoHook
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import HOOKS, LOOPS, MODELS, OPTIM_WRAPPERS, Registry
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, TestLoop, ValLoop
@@ -19,6 +19,7 @@ from .seg.sparse_accuracy_head import why_not_sparse
 # By the class, not by its name: somebody else's LoggerHook is no stock one.
 OURS: dict[type, str] = {
     RuntimeInfoHook: 'SparseRuntimeInfoHook',
+    IterTimerHook: 'ThroughputMonitorHook',
     LoggerHook: 'SparseLoggerHook',
     CheckpointHook: 'AsyncCheckpointHook',
     OptimWrapper: 'SparseOptimWrapper',
@@ -35,11 +36,13 @@ US = 'mmtempo'
 # What mmengine adds where a config names nothing.
 DEFAULT_HOOKS: dict[str, tuple[type, dict[str, Any]]] = {
     'runtime_info': (RuntimeInfoHook, {}),
+    'timer': (IterTimerHook, {}),
     'logger': (LoggerHook, {}),
     'checkpoint': (CheckpointHook, dict(interval=1)),
 }
 WAITS = {
     'SparseRuntimeInfoHook': 'stock reads each loss in each iteration',
+    'ThroughputMonitorHook': 'stock counts saves and evaluations as data, and tells no cause',
     'SparseLoggerHook': 'stock reads what it logs at once',
     'AsyncCheckpointHook': 'stock holds the training up until the file is written',
     'SparseOptimWrapper': 'stock reads the norm when it clips gradients',
@@ -172,12 +175,22 @@ class _Part:
             return registry.get(kind)
 
 
+def class_of(cfg: Config, registry: Registry, node: Any, default: str | None = None) -> Any:
+    """The class that a part of a config names, however it does; None if unknown.
+
+    Args:
+        cfg: Whose default scope it is.
+        registry: Where the class is.
+        node: The part.
+        default: What it is without a type. Defaults to None.
+    """
+    part = _Part('', registry, node, cfg.get('default_scope', 'mmengine'), default)
+    return None if part.kind is None else part.find(part.kind)
+
+
 def optim_wrapper_class(cfg: Config) -> Any:
     """The class of the optimizer wrapper, however the config names it; None if unknown."""
-    wrapper = cfg.get('optim_wrapper') or {}
-    scope = cfg.get('default_scope', 'mmengine')
-    part = _Part('optim_wrapper', OPTIM_WRAPPERS, wrapper, scope, 'OptimWrapper')
-    return part.find(part.kind)
+    return class_of(cfg, OPTIM_WRAPPERS, cfg.get('optim_wrapper') or {}, 'OptimWrapper')
 
 
 def _is_set(key: str, keys: Collection[str]) -> bool:

@@ -15,6 +15,7 @@ from .bev.errors import BadSampleError
 from .core.nonfinite import NonFiniteError
 from .hooks.checkpoint_saving import CheckpointError
 from .hooks.progress_bar import close_bars
+from .hooks.training_monitor import end_monitored
 from .loaders import LoaderError
 from .resume import how_to_go_on
 
@@ -47,6 +48,9 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
     try:
         try:
             run(prepared)
+        except BaseException as error:
+            end_monitored(error)  # before it is caught here, and nobody can tell any more
+            raise
         finally:
             close_bars()  # a last word goes below the log, not above a bar
     except KeyboardInterrupt:

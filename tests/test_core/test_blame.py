@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mmtempo.core.blame import Slow, blame
+from mmtempo.core import step_watch
+from mmtempo.core.blame import STEP, Slow, blame
 
 USUAL = dict(data=0.01, forward=0.06, backward=0.03)
 CATEGORIES = {'hook:Slow': 'hook', 'hook:Logger': 'logging', 'hook:Saver': 'checkpoint'}
@@ -48,6 +49,12 @@ def origin(worker: int = 2) -> Any:
         (slow('hook:Saver'), 'checkpoint', 'Saver', ': Saver'),
         (slow('checkpoint: fence'), 'checkpoint', 'checkpoint: fence', 'checkpoint: fence'),
         (
+            slow('checkpoint: wait for the writer'),
+            'checkpoint',
+            'checkpoint: wait for the writer',
+            'wait for the writer',
+        ),
+        (
             slow('backward', facts=dict(gc_seconds=0.9), usual_facts=dict(gc_seconds=0.01)),
             'gc',
             'garbage collection',
@@ -81,6 +88,20 @@ def origin(worker: int = 2) -> Any:
             'torch compiled 3 times (forward)',
         ),
         (slow('step', note=dict(is_first=True)), 'warm-up', 'first iterations', '(step)'),
+        (
+            slow('data', note=dict(is_first=True, worker=0)),
+            'warm-up',
+            'first iterations',
+            'first iterations (data)',
+        ),
+        (
+            slow('forward and backward', facts=dict(major_faults=500.0)),
+            'memory',
+            'page faults',
+            'in forward and backward',
+        ),
+        (slow('train_step'), 'unexplained', 'train_step', ': train_step'),
+        (slow('forward and backward'), 'unexplained', 'forward and backward', 'instead of'),
         (
             slow('forward', note=dict(is_new_shape=True, shape=(4, 3, 64, 64))),
             'device',
@@ -125,3 +146,11 @@ def test_a_batch_of_many_samples_is_named_in_short() -> None:
     found = blame(slow('data', note=dict(delivery=delivery)), {})
     assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.text
     assert len(found.evidence['samples']) == 16
+
+
+def test_each_part_of_a_step_is_known() -> None:
+    """`StepWatch` names them; a part that is not known would be taken for a hook."""
+    names = {value for key, value in vars(step_watch).items() if key.isupper()}
+    assert names - {step_watch.OUTSIDE} <= set(STEP)
+    for name in names:
+        assert blame(slow(name), {}).category == 'unexplained'

@@ -155,9 +155,24 @@ def test_several_optimizers() -> None:
 
 
 def test_several_optimizers_that_accumulate() -> None:
+    """No step lies between the calls, so it is the backward pass that lasts until the second."""
     watched = two_optimizers(accumulative_counts=2)
-    turn = ['unexplained', 'forward']
-    assert watched.step() == ['to_device', *turn[1:], *turn, 'backward']
+    turn = ['forward', 'backward']
+    assert watched.step() == ['to_device', *turn, *turn]
+
+
+@pytest.mark.parametrize('wrapper', [OptimWrapper, SparseOptimWrapper])
+def test_several_batches_in_one_step(wrapper: type) -> None:
+    """As where an iteration is an update: nothing of it is unexplained."""
+    watched = toy(wrapper, accumulative_counts=3)
+    for _ in range(2):
+        watched.said.clear()
+        watched.watch.begin()
+        for _ in range(3):
+            watched.model.train_step(batch(), watched.wrapper)
+        watched.watch.end()
+        turn = ['forward', 'backward']
+        assert watched.said == ['to_device', *turn, *turn, *turn, 'step', 'step']
 
 
 def test_a_model_that_is_not_called_as_a_whole() -> None:

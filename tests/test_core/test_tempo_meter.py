@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmtempo.core.tempo_meter import TempoMeter
+from mmtempo.core.tempo_meter import EVEN, KEEP, TempoMeter, is_even
 from mmtempo.core.timeline import Timeline
 
 from .test_timeline import Clock
@@ -179,3 +179,33 @@ def test_the_ring_has_the_last_iterations() -> None:
     assert [row[0] for row in ring['rows']] == [*range(477, 1501)]
     ends = np.array([row[1] + sum(row[2:]) for row in ring['rows']])
     np.testing.assert_allclose(ends[:-1], [row[1] for row in ring['rows'][1:]])
+    assert run.meter.ring(10) == dict(ring, rows=ring['rows'][-10:])
+
+
+@pytest.mark.parametrize('first', [0, 50_000])
+def test_a_change_of_pace_has_the_number_of_its_iteration(first: int) -> None:
+    run = Run()
+    run.number = first
+    for number in range(1, 601):
+        run.go(later=0.1 if number > 300 else 0.0)
+        if number % 50 == 0:
+            run.meter.take()
+    run.meter.take(is_last=True)
+    (change,) = run.meter.summary({})['changes']
+    assert change['iter'] == first + 301
+    assert (change['old'], change['new']) == (pytest.approx(0.1, 0.02), pytest.approx(0.2, 0.02))
+
+
+def test_as_many_stalls_as_a_summary_holds() -> None:
+    run = Run()
+    for number in range(1, 1501):
+        run.go(data=1.0 if number % 15 == 0 else 0.0)
+        if number % 50 == 0:
+            run.meter.take()
+    run.meter.take(is_last=True)
+    summary = run.meter.summary({})
+    assert (len(summary['stalls']), summary['lost']['count']) == (KEEP, 100)
+
+
+def test_even_is_below_the_target() -> None:
+    assert [is_even(cv) for cv in (0.0, EVEN - 1e-6, EVEN, 0.5)] == [True, True, False, False]

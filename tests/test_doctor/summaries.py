@@ -15,7 +15,10 @@ CALM = {
     'hook:SparseRuntimeInfoHook': 1.1,
     'hook:SparseLoggerHook': 0.9,
     'hook:ParamSchedulerHook': 0.4,
-    'hook:AsyncCheckpointHook': 0.3,
+    'hook:AsyncCheckpointHook': 0.1,
+    'hook:SnapshotFence': 0.05,
+    'checkpoint: fence': 0.05,
+    'checkpoint: wait for the writer': 0.1,
     'unexplained': 1.8,
 }
 
@@ -44,12 +47,19 @@ def summary(
             'torch': '2.13.0', 'accelerator': 'NVIDIA RTX 4090', 'versions': {}, **(machine or {}),
         },
         setting={
-            'loop': 'PrefetchIterBasedTrainLoop', 'by_epoch': False, 'epoch_length': 7000,
-            'num_workers': 8, 'batch_size': 4, 'world': 1, 'accumulation': 1,
-            'effective_batch': 4, 'log_interval': 50, 'val_interval': 5000,
-            'checkpoint_interval': 5000, 'config': 'lss_swin-t.py', 'prefetch_factor': 2,
-            'pin_memory': True, 'cache': False,
-            'parts': ['PrefetchIterBasedTrainLoop', 'SparseOptimWrapper', 'SparseLoggerHook'],
+            'loop': 'PrefetchIterBasedTrainLoop', 'train_cfg_has_type': True, 'by_epoch': False,
+            'epoch_length': 7000, 'num_workers': 8, 'batch_size': 4, 'world': 1, 'local_world': 1,
+            'accumulation': 1, 'effective_batch': 4, 'log_interval': 50, 'val_interval': 5000,
+            'checkpoint_interval': 5000, 'checkpoint_by_epoch': False, 'config': 'lss_swin-t.py',
+            'prefetch_factor': 2, 'pin_memory': True, 'cache': False,
+            'parts': [
+                'PrefetchIterBasedTrainLoop', 'PrefetchValLoop', 'SparseOptimWrapper',
+                'SparseLoggerHook', 'AsyncCheckpointHook',
+            ],
+            'default_hooks': {
+                'runtime_info': 'SparseRuntimeInfoHook', 'timer': 'ThroughputMonitorHook',
+                'logger': 'SparseLoggerHook', 'checkpoint': 'AsyncCheckpointHook',
+            },
             **(setting or {}),
         },
         iterations=5000, seconds=total, steady=1 / 0.14, it_per_s=5000 / total,
@@ -66,10 +76,11 @@ def summary(
         lost=dict(seconds=0.0, share=0.0, count=0, by_cause={}),
         stalls=[], periods=[], warnings=[],
         device={
-            'forward': dict(seconds=280.0, p50=0.056),
-            'backward': dict(seconds=350.0, p50=0.070),
-            'step': dict(seconds=45.0, p50=0.009),
+            'forward': dict(seconds=280.0, p50=0.056, count=5000),
+            'backward': dict(seconds=350.0, p50=0.070, count=5000),
+            'step': dict(seconds=45.0, p50=0.009, count=5000),
         },
+        device_busy=dict(mean=0.96, looks=100),
         memory=dict(now=dict(ram_used=0.41), peak=dict(ram_used=0.43, swap_used=0)),
     )  # fmt: skip
     found['phases']['evaluation'].update(dict.fromkeys(('p50', 'p95', 'p99'), 9.0), count=1)

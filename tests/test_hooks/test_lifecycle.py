@@ -17,6 +17,7 @@ PLACES = dict(
     AsyncCheckpointHook='checkpoint',
     SparseLoggerHook='logger',
     SparseRuntimeInfoHook='runtime_info',
+    ThroughputMonitorHook='timer',
 )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 import random
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,18 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import Runner
+from mmengine.visualization import Visualizer
 
+from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
-from mmtempo.hooks.checkpoint_saving import CheckpointSaving
+from mmtempo.core.nonfinite import NonFiniteError
+from mmtempo.hooks import ThroughputMonitorHook, training_monitor
 from mmtempo.hooks.training_monitor import TrainingMonitor
+from mmtempo.loaders import LoaderError
+from mmtempo.report import read_log
+from mmtempo.tool_run import run_tool
 
-from .toy import SPARSE, ToyDataset, config, with_evaluation
+from .toy import SPARSE, STOCK, ToyDataset, by_epoch, config, with_evaluation
 
 SECOND = 1_000_000_000
 STEP = 0.1  # seconds of a calm iteration
@@ -116,15 +125,17 @@ def fault() -> None:
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer takes its time: who saves again has to wait for it."""
-    finish = CheckpointSaving.finish
+    """The writer takes its time: who needs it again has to wait, once for each save."""
+    wait = DurableWriter.wait
+    waited: list[Any] = []
 
-    def finish_slowly(self: Any, is_last: bool = False) -> float:
-        if self._running:
+    def wait_long(self: Any) -> float:
+        if self._last is not None and self._last not in waited:
+            waited.append(self._last)
             clock.go(SAVE)
-        return finish(self, is_last)
+        return wait(self)
 
-    monkeypatch.setattr(CheckpointSaving, 'finish', finish_slowly)
+    monkeypatch.setattr(DurableWriter, 'wait', wait_long)
 
 
 def monitored(work: Path, hooks: dict, iterations: int = 300, **options: Any) -> Config:
@@ -144,9 +155,12 @@ def lines_of(work: Path) -> list[dict]:
     return [json.loads(line) for line in (work / 'tempo.jsonl').read_text().splitlines()]
 
 
+@pytest.mark.usefixtures('slow_disk')
 def test_each_cause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Works, 'at', {100: collect, 120: fault})
     cfg = monitored(tmp_path, SPARSE)
+    cfg.default_hooks.checkpoint.update(type='AsyncCheckpointHook', interval=80)
+    start = clock.now
     gc.disable()
     try:
         Runner.from_cfg(cfg).train()
@@ -154,18 +168,20 @@ def test_each_cause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         gc.enable()
     summary = summary_of(tmp_path)
     found = {stall['iter']: stall for stall in summary['stalls']}
-    batches = Runner.build_dataloader(cfg.train_dataloader, seed=3)
-    order = [index for _, batch in zip(range(300), batches.batch_sampler) for index in [batch]]
-    late = {number for number, batch in enumerate(order, 1) if 7 in batch}
+    batches = Runner.build_dataloader(cfg.train_dataloader, seed=3).batch_sampler
+    late = {number for number, batch in enumerate(itertools.islice(batches, 300), 1) if 7 in batch}
     wanted: dict[int, tuple[str, str, float]] = {
-        **dict.fromkeys(late, ('data', 'waiting for data', SLOW_SAMPLE)),
         100: ('gc', 'garbage collection', GC),
         120: ('memory', 'page faults', FAULTS),
         140: ('hook', 'SlowNowAndThen', SLOW_HOOK),
+        160: ('checkpoint', 'checkpoint: wait for the writer', SAVE),
         200: ('evaluation', 'evaluation', EVALUATION),
-        300: ('evaluation', 'evaluation', EVALUATION),
+        240: ('checkpoint', 'checkpoint: wait for the writer', SAVE),
+        300: ('evaluation', 'evaluation', EVALUATION + 2 * SAVE),  # its own save, and the last
     }
-    assert {100, 120, 140, 200, 300}.isdisjoint(late)
+    assert late.isdisjoint(wanted)
+    assert len(late) > 10
+    wanted.update(dict.fromkeys(late, ('data', 'waiting for data', SLOW_SAMPLE)))
     assert set(found) == set(wanted)
     for number, (category, cause, seconds) in wanted.items():
         stall = found[number]
@@ -173,3 +189,319 @@ def test_each_cause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert math.isclose(stall['lost'], seconds, rel_tol=0.1)
     total = sum(seconds for *_, seconds in wanted.values())
     assert math.isclose(summary['lost']['seconds'], total, rel_tol=0.1)
+    # Nothing is left out, and nothing is told twice.
+    assert math.isclose(summary['seconds'], (clock.now - start) / SECOND, rel_tol=1e-3)
+    shares = [phase['share'] for phase in summary['phases'].values()]
+    assert math.isclose(sum(shares), 1, rel_tol=1e-6)
+    assert summary['phases']['unexplained']['share'] < 0.01
+
+
+def in_epochs(work: Path, hooks: dict, **options: Any) -> Config:
+    cfg = by_epoch(monitored(work, hooks, **options), 15)
+    cfg.train_cfg.val_interval = 10
+    return cfg
+
+
+def with_our_loop(work: Path, hooks: dict, **options: Any) -> Config:
+    cfg = monitored(work, hooks, **options)
+    cfg.train_cfg.type = 'PrefetchIterBasedTrainLoop'
+    cfg.val_cfg.type = 'PrefetchValLoop'
+    return cfg
+
+
+@pytest.mark.parametrize('hooks', [STOCK, SPARSE], ids=['stock hooks', 'our hooks'])
+@pytest.mark.parametrize('make', [monitored, in_epochs, with_our_loop])
+def test_any_loop_and_logger(make: Callable[..., Config], hooks: dict, tmp_path: Path) -> None:
+    start = clock.now
+    Runner.from_cfg(make(tmp_path, hooks)).train()
+    summary, lines = summary_of(tmp_path), lines_of(tmp_path)
+    assert summary['status'] == 'completed'
+    assert (summary['iterations'], summary['last_iter']) == (300, 300)
+    assert math.isclose(summary['seconds'], (clock.now - start) / SECOND, rel_tol=1e-3)
+    windows = [line for line in lines if line['kind'] == 'window']
+    # The iteration that writes the line is still going on.
+    assert [line['iter'] for line in windows] == [*range(9, 300, 10), 300]
+    assert sum(line['iterations'] for line in windows) == 300
+    causes = summary['lost']['by_cause']
+    assert causes['evaluation']['count'] == 2
+    assert causes['SlowNowAndThen']['count'] == 1
+    assert math.isclose(causes['SlowNowAndThen']['seconds'], SLOW_HOOK, rel_tol=0.1)
+    assert [lines[0]['kind'], lines[-1]['kind']] == ['run', 'end']
+
+
+def test_it_logs_what_stock_logs_and_more(tmp_path: Path) -> None:
+    keys = {}
+    for name in ('stock', 'ours'):
+        cfg = monitored(tmp_path / name, STOCK, iterations=20)
+        if name == 'stock':
+            cfg.default_hooks.timer = dict(type='IterTimerHook')
+        Runner.from_cfg(cfg).train()
+        (path,) = (tmp_path / name).rglob('scalars.json')
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        keys[name] = {key for row in rows if 'seen' not in row for key in row}
+    assert keys['stock'] < keys['ours']
+    added = keys['ours'] - keys['stock']
+    assert {
+        'tempo/it_per_s', 'tempo/it_per_s_steady', 'tempo/samples_per_s', 'tempo/p95', 'tempo/cv',
+        'tempo/lost', 'tempo/data', 'tempo/forward', 'tempo/backward', 'tempo/Works',
+    } <= added  # fmt: skip
+    assert all(key.startswith('tempo/') for key in added)
+
+
+def test_data_time_is_what_was_waited_for_the_batch(tmp_path: Path) -> None:
+    """Stock's holds what the hooks behind its timer take, and evaluations."""
+    cfg = monitored(tmp_path, STOCK, iterations=200)
+    cfg.train_cfg.val_interval = 10
+    cfg.default_hooks.logger.interval = 1
+    Runner.from_cfg(cfg).train()
+    (path,) = tmp_path.rglob('scalars.json')
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    waited = [row['data_time'] for row in rows if 'data_time' in row and 'iter' in row]
+    spent = summary_of(tmp_path)['phases']['data']
+    assert max(waited) < 2 * SLOW_SAMPLE + 0.1
+    # Of a window of ten, as mmengine's log processor has it.
+    assert math.isclose(sum(waited[9::10]) * 10, spent['seconds'], rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ('error', 'code', 'status', 'text'),
+    [
+        (KeyboardInterrupt(), 130, 'interrupted', None),
+        (SystemExit(143), 143, 'interrupted', None),
+        (LoaderError('no batch'), 1, 'crashed', 'LoaderError: no batch'),
+        (NonFiniteError('loss is nan'), 1, 'crashed', 'NonFiniteError: loss is nan'),
+        (ZeroDivisionError('of mine'), None, 'crashed', 'ZeroDivisionError: of mine'),
+    ],
+)
+def test_runs_that_do_not_end_well_are_told(
+    error: BaseException,
+    code: int | None,
+    status: str,
+    text: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(Works, 'at', {33: fail})
+    cfg = monitored(tmp_path, SPARSE)
+
+    def run(cfg: Config) -> None:
+        Runner.from_cfg(cfg).train()
+
+    if code is None:
+        with pytest.raises(type(error)):
+            run_tool('train.py', lambda: cfg, run)
+    else:
+        assert run_tool('train.py', lambda: cfg, run) == code
+    summary, last = summary_of(tmp_path), lines_of(tmp_path)[-1]
+    assert (summary['status'], summary['error']) == (status, text)
+    assert (summary['first_iter'], summary['last_iter']) == (0, 33)
+    assert (last['kind'], last['status'], last['error']) == ('end', status, text)
+    assert read_log(tmp_path).summary['status'] == status
+
+
+def test_a_run_that_nobody_watches_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a tool that tells, the runner's end is what is known."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Works, 'at', {33: fail})
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE))
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    assert not list(tmp_path.glob('*.tmp'))
+    gone = weakref.ref(runner)
+    del runner
+    sys.last_value = None  # type: ignore[assignment]
+    gc.collect()
+    assert gone() is None, 'the monitor keeps the runner'
+    assert summary_of(tmp_path)['status'] == 'interrupted'
+
+
+def test_a_training_begun_again_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Works, 'at', {33: fail})
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=60))
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    monkeypatch.setattr(Works, 'at', {})
+    runner.train()
+    assert [line['kind'] for line in lines_of(tmp_path)].count('run') == 2
+    summary = summary_of(tmp_path)
+    assert (summary['status'], summary['last_iter']) == ('completed', 60)
+    marks = [hook for hook in runner.hooks if type(hook).__name__ == '_Mark']
+    assert not marks
+
+
+def test_a_resumed_training_counts_on(tmp_path: Path) -> None:
+    cfg = monitored(tmp_path, SPARSE, iterations=60)
+    cfg.default_hooks.checkpoint.interval = 30
+    Runner.from_cfg(cfg).train()
+    cfg = monitored(tmp_path, SPARSE, iterations=90)
+    cfg.resume = True
+    Runner.from_cfg(cfg).train()
+    summary = summary_of(tmp_path)
+    assert (summary['first_iter'], summary['last_iter'], summary['iterations']) == (60, 90, 30)
+    log = read_log(tmp_path)
+    assert [run['iter'] for run in log.runs] == [0, 60]
+    ends = [*range(9, 60, 10), 60, *range(69, 90, 10), 90]
+    assert [line['iter'] for line in log.windows] == ends
+
+
+def test_stages_are_measured_for_a_while(tmp_path: Path) -> None:
+    profile = dict(modules=['net.0', 'net.1'], begin=5, iterations=10)
+    cfg = monitored(tmp_path, SPARSE, iterations=40, stage_profile=profile)
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    stages = summary_of(tmp_path)['stages']
+    assert stages['iterations'] == 10
+    assert {'net.0', 'net.1'} <= {stage['name'] for stage in stages['stages']}
+    assert not any(module._forward_hooks for module in runner.model.modules())
+    assert not any(module._forward_pre_hooks for module in runner.model.modules())
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(interval=0), 'timer.interval must be 1 up, found 0'),
+        (dict(stall_factor=-1), 'timer.stall_factor must be a number above 0, found -1'),
+        (dict(watch_interval='1'), "timer.watch_interval must be .*, found '1'"),
+        (dict(stage_profile=dict(module='x')), 'timer.stage_profile must be'),
+    ],
+)
+def test_options_that_cannot_be(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ThroughputMonitorHook(**options)
+
+
+def test_modules_that_are_not_there(tmp_path: Path) -> None:
+    cfg = monitored(tmp_path, SPARSE, stage_profile=dict(modules=['backbone']))
+    with pytest.raises(ValueError, match=r'timer\.stage_profile\.modules.*backbone'):
+        Runner.from_cfg(cfg).train()
+
+
+class FakeDeviceClock:
+    """As of a device that takes 30 ms for each forward pass."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, dict[str, float]]] = []
+        self.parts: list[str] = []
+
+    def begin(self) -> None:
+        self.parts = []
+
+    def mark(self, part: str) -> None:
+        self.parts.append(part)
+
+    def end(self, number: int) -> None:
+        self.done.append((number, {part: 0.03 for part in self.parts if part == 'forward'}))
+
+    def take(self) -> list[tuple[int, dict[str, float]]]:
+        done, self.done = self.done, []
+        return done
+
+
+def test_a_device_has_a_clock_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_monitor.DeviceClock, 'of', lambda device: FakeDeviceClock())
+    Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=95)).train()
+    summary = summary_of(tmp_path)
+    assert summary['device'] == dict(
+        forward=dict(seconds=pytest.approx(95 * 0.03), p50=pytest.approx(0.03), count=95)
+    )
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The training is worth more than its monitor."""
+    (tmp_path / 'tempo.jsonl').mkdir()
+    (tmp_path / 'tempo_summary.json').mkdir()
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=60))
+    runner.train()
+    assert runner.iter == 60
+
+
+class BrokenDeviceClock(FakeDeviceClock):
+    """As of a device that has failed: whoever asks it gets that error."""
+
+    def take(self) -> list[tuple[int, dict[str, float]]]:
+        raise RuntimeError('CUDA error: device-side assert')
+
+
+def test_a_device_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not hide what the user is to see, nor what the training has taken."""
+    monkeypatch.setattr(training_monitor.DeviceClock, 'of', lambda device: BrokenDeviceClock())
+
+    def fail() -> None:
+        raise ZeroDivisionError('of mine')
+
+    monkeypatch.setattr(Works, 'at', {5: fail})
+    cfg = monitored(tmp_path, SPARSE)
+    with pytest.raises(ZeroDivisionError):
+        run_tool('train.py', lambda: cfg, lambda cfg: Runner.from_cfg(cfg).train())
+    assert summary_of(tmp_path)['error'] == 'ZeroDivisionError: of mine'
+
+
+def test_evaluation_by_hand_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Works, 'at', {33: fail})
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE))
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    runner.val()
+    assert summary_of(tmp_path)['status'] != 'completed'
+    assert not [hook for hook in runner.hooks if type(hook).__name__ == '_Mark']
+
+
+@HOOKS.register_module()
+class RegistersLater(Hook):
+    """As hooks do that bring another one along."""
+
+    def before_train(self, runner: Any) -> None:
+        runner.register_hook(SlowAlways())
+
+
+class SlowAlways(Hook):
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        clock.go(0.01)
+
+
+def test_hooks_that_are_registered_later(tmp_path: Path) -> None:
+    """They find the place that their priority gives them, and their time has their name."""
+    cfg = monitored(tmp_path, SPARSE, iterations=40)
+    cfg.custom_hooks.append(dict(type='RegistersLater', priority='VERY_HIGH'))
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    names = [type(hook).__name__ for hook in runner.hooks]
+    assert names.index('SlowAlways') < names.index('SparseLoggerHook')
+    phase = summary_of(tmp_path)['phases']['hook:SlowAlways']
+    assert math.isclose(phase['seconds'], 0.4, rel_tol=0.05)
+
+
+def test_one_call_a_step_for_visualizers_that_count_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[set] = []
+    add = Visualizer.add_scalars
+
+    def count(self: Any, scalars: dict, *args: Any, **kwargs: Any) -> None:
+        calls.append(set(scalars))
+        add(self, scalars, *args, **kwargs)
+
+    monkeypatch.setattr(Visualizer, 'add_scalars', count)
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=40))
+    runner.train()
+    training = [keys for keys in calls if 'loss' in keys or 'tempo/cv' in keys]
+    assert len(training) == 4
+    assert all({'loss', 'tempo/cv'} <= keys for keys in training)
+    assert not [key for key in runner.message_hub.runtime_info if 'along' in key]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 PHASES = (
-    'data', 'to_device', 'forward', 'backward', 'step', 'hook:EMAHook', 'hook:SlowHook', 'logging',
-    'checkpoint', 'evaluation', 'unexplained',
+    'data', 'to_device', 'forward', 'backward', 'step', 'hook:EMAHook', 'hook:SlowHook',
+    'hook:SparseLoggerHook', 'hook:AsyncCheckpointHook', 'evaluation', 'unexplained',
 )  # fmt: skip
 START = 1_790_000_000.0
 MACHINE = dict(
@@ -20,8 +20,10 @@ MACHINE = dict(
 )  # fmt: skip
 SETTING = dict(
     loop='PrefetchIterBasedTrainLoop', by_epoch=False, epoch_length=440, num_workers=8,
-    batch_size=4, world=1, accumulation=2, effective_batch=8, log_interval=50, val_interval=500,
-    checkpoint_interval=250, config='configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py',
+    batch_size=4, world=2, local_world=2, accumulation=2, effective_batch=16, log_interval=50,
+    val_interval=500, checkpoint_interval=250, checkpoint_by_epoch=False, train_cfg_has_type=True,
+    default_hooks=dict(checkpoint='AsyncCheckpointHook', logger='SparseLoggerHook'),
+    config='configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py',
     prefetch_factor=2, pin_memory=True, cache=False,
 )  # fmt: skip
 USUAL = dict(data=0.004, to_device=0.002, forward=0.051, backward=0.082, step=0.011)
@@ -38,7 +40,7 @@ def iteration(number: int, chance: random.Random) -> tuple[Line, tuple | None]:
     why: tuple | None = None
     if number <= 3:
         took['forward'] += 1.4 / number
-        why = 'the first iterations', 'warm-up', 'forward', dict(shape=[4, 3, 256, 704])
+        why = 'first iterations', 'warm-up', 'forward', dict(shape=[4, 3, 256, 704])
     elif 600 < number <= 1000 and number % 8 == 3:
         took['data'] += 0.11 * chance.lognormvariate(0, 0.1)
         samples = [number % 440, (number + 7) % 440]
@@ -55,10 +57,11 @@ def iteration(number: int, chance: random.Random) -> tuple[Line, tuple | None]:
         took['hook:SlowHook'] = 0.6
         why = 'SlowHook', 'hook', 'hook:SlowHook', {}
     if number % 50 == 0:
-        took['logging'] = 0.002
+        took['hook:SparseLoggerHook'] = 0.002
     if number % 250 == 0:
-        took['checkpoint'] = 0.8
-        why = 'AsyncCheckpointHook', 'checkpoint', 'checkpoint', dict(system_seconds=0.3)
+        took['hook:AsyncCheckpointHook'] = 0.8
+        phase = 'hook:AsyncCheckpointHook'
+        why = 'AsyncCheckpointHook', 'checkpoint', phase, dict(system_seconds=0.3)
     if number % 500 == 0:
         took['evaluation'] = 11.5 + chance.random()
         why = 'evaluation', 'evaluation', 'evaluation', {}
@@ -68,12 +71,12 @@ def iteration(number: int, chance: random.Random) -> tuple[Line, tuple | None]:
 def sample(number: int, time: float) -> Line:
     """Of the memory watch."""
     return dict(
-        time=time, ram_used=0.41 + 0.2 * number / 2000, ram_total=64 << 30,
+        time=time, ram_used=0.41 + 0.2 * number / 2000, ram_total=64 << 30, ram_of='the container',
         tree_pss=(9 << 30) + number * (1 << 20), tree_processes=9, main_rss=4 << 30,
         swap_used=0 if number < 1600 else 64 << 20, shm_free=15 << 30, shm_total=16 << 30,
         device=dict(
             allocated=11 << 30, reserved=14 << 30, retries=0, utilisation=0.87, power=310.0,
-            clock=2520.0, memory_used=15 << 30, throttle=['power cap'],
+            clock=2520.0, memory_used=15 << 30, throttle=['power limit'],
         ),
     )  # fmt: skip
 
@@ -88,6 +91,7 @@ def window(rows: list[tuple[int, Line]], lost: float, time: float) -> Line:
         p50=middle, p95=quantile(walls, 0.95), p99=quantile(walls, 0.99), cv=0.03, lost=lost,
         phases={name: sum(took[name] for _, took in rows) for name in PHASES},
         memory=sample(last, time),
+        ranks=dict(data=dict(max=0.02, rank=1), step=dict(max=0.15, rank=0)),
     )  # fmt: skip
 
 
@@ -195,11 +199,15 @@ def summary_of(run: Line, rows: list[tuple[int, Line]], lines: list[Line], ring:
                  'delivers 0.9 of what is needed.')
         ],
         changes=[dict(iter=1601, old=0.1535, new=0.16)],
-        device=dict(forward=dict(seconds=90.0, p50=0.045)),
+        device=dict(forward=dict(seconds=90.0, p50=0.045, count=2000)),
         memory=dict(now=sample(last, run['time'] + seconds), peak=sample(last, run['time'])),
         warnings=[line['text'] for line in lines if line['kind'] == 'warning'],
         stages=stages(last),
-        ranks=dict(data=dict(max=0.21, rank=0)),
+        ranks=dict(
+            data=dict(max=0.21, rank=1, mean=0.02, usual=1, often=30, of=40),
+            step=dict(max=0.15, rank=0, mean=0.15, usual=0, often=40, of=40),
+        ),
+        device_busy=dict(mean=0.87, looks=40),
         verdict=dict(
             headline='17 % of the time was lost to stalls, most of it to evaluation',
             why=['4 evaluations took 48 s in all.',

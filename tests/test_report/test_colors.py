@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from mmtempo.core.blame import STEP
 from mmtempo.report import colors
 from mmtempo.report.colors import phase_colors
 
@@ -14,9 +17,21 @@ def test_hooks_take_turns_and_known_phases_keep_theirs() -> None:
     found = phase_colors(names)
     assert len(set(found.values())) == len(names)
     assert found['data'] == phase_colors(['data'])['data']
-    assert found['hook:AsyncCheckpointHook'] == colors.PHASES['checkpoint']
-    assert found['hook:MyLoggerHook'] == colors.PHASES['logging']
+    assert found['hook:AsyncCheckpointHook'] == colors.CATEGORIES['checkpoint']
+    assert found['hook:MyLoggerHook'] == colors.CATEGORIES['logging']
     assert len(phase_colors([f'hook:{i}' for i in range(30)])) == 30
+
+
+@pytest.mark.parametrize('name', STEP)
+def test_parts_of_a_step_are_no_hooks(name: str) -> None:
+    assert name in colors.PHASES
+
+
+@pytest.mark.parametrize(
+    'name', ['checkpoint: fence', 'checkpoint: wait for the writer', 'hook:SnapshotFence']
+)
+def test_a_checkpoint_has_one_color_in_all_its_phases(name: str) -> None:
+    assert phase_colors([name]) == {name: colors.CATEGORIES['checkpoint']}
 
 
 def test_every_color_is_in_the_style_sheet() -> None:

@@ -70,7 +70,8 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows['forward, share'].change == pytest.approx(0)
     assert '-20.0 % worse' in text
     assert '+25.0 % worse' in text
-    assert 'peak memory, all processes' in text
+    assert 'peak memory, all processes (PSS)' in text
+    assert 'machine' not in text  # whose memory is full may be the container's
     assert found.warnings == []
     faster = shown(compare(b, a))
     assert '+25.0 % better' in faster
@@ -97,4 +98,36 @@ def test_warns_of_what_makes_speeds_incomparable() -> None:
     assert 'B did not end by itself (crashed)' in text
     text = '\n'.join(compare(a, RunLog(Path(), 'stock')).warnings)
     assert 'stock logs only' in text
+    assert 'those of the other one (0 s) are left out' in text
     assert 'the machine of B is not known' in text
+
+
+def test_evaluations_count_in_neither_where_one_run_has_stock_logs() -> None:
+    """Stock's times leave them out: a run with the monitor would look slower than it is."""
+    phases = dict(
+        data=dict(seconds=20.0, share=0.1), forward=dict(seconds=80.0, share=0.4),
+        evaluation=dict(seconds=100.0, share=0.5),
+    )  # fmt: skip
+    ours = log(
+        iterations=1000, seconds=200.0, it_per_s=5.0, samples_per_s=20.0, steady=11.0, phases=phases
+    )
+    stock = RunLog(Path('s'), 'stock', dict(iterations=1000, seconds=100.0, it_per_s=10.0))
+    for found in (compare(stock, ours), compare(ours, stock)):
+        assert found.speed.name == 'it/s, without evaluations'
+        assert found.slower == pytest.approx(0)
+        rows = {row.name: row for row in found.rows}
+        assert not any('evaluation, ' in name for name in rows)
+        assert {rows['data, share'].a, rows['data, share'].b} == {None, 0.2}
+        assert 'those of the other one (1 min 40 s) are left out here as well' in ''.join(
+            found.warnings
+        )
+    assert ours.summary['it_per_s'] == 5.0
+    found = compare(ours, ours)
+    assert (found.speed.name, found.speed.a) == ('samples/s, end to end', 20.0)
+
+
+def test_a_run_that_did_nothing_but_evaluate() -> None:
+    phases = dict(evaluation=dict(seconds=100.0, share=1.0))
+    ours = log(iterations=1, seconds=100.0, it_per_s=0.01, phases=phases)
+    found = compare(ours, RunLog(Path('s'), 'stock', dict(it_per_s=10.0)))
+    assert found.speed.a == 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmtempo.core import durations
 from mmtempo.report.figures import MISSING, digits, duration, number, percent, significant, size
 
 
@@ -24,7 +25,7 @@ def test_size_and_percent() -> None:
     assert [size(value) for value in (0, 999, 1 << 20, 1023 << 20, 5 << 40)] == [
         '0 B', '999 B', '1.00 MiB', '0.999 GiB', '5.00 TiB',
     ]  # fmt: skip
-    assert [percent(v) for v in (0, 0.0001, 0.1234, 1)] == ['0.0 %', '< 0.1 %', '12.3 %', '100.0 %']
+    assert [percent(v) for v in (0, 0.0001, 0.1234, 1)] == ['0.0 %', '< 0.1 %', '12 %', '100 %']
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
@@ -35,3 +36,10 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert number(True) is None
     assert significant(None) is None
     assert significant(1.23456789) == 1.2346
+
+
+def test_tables_and_sentences_write_figures_alike() -> None:
+    for value in (0.0, 1e-6, 0.00123, 0.0994, 0.0996, 0.314, 0.9999, 12.3, 99.96, 4000.0):
+        assert duration(value) == durations.duration(value)
+        assert percent(value) == durations.percent(value)
+        assert digits(value) == durations.digits(value)

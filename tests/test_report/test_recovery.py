@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mmtempo.report.recovery import LARGEST, memory_of, recovered_summary
+from mmtempo.core.tempo_meter import KEEP
+from mmtempo.report.recovery import memory_of, recovered_summary
 
 
 def window(last: int, seconds: float, run: int = 0, **more: object) -> dict:
@@ -40,10 +41,10 @@ def test_only_the_last_run_counts() -> None:
 
 
 def test_the_largest_stalls_are_kept() -> None:
-    stalls = [dict(iter=i, lost=float(i)) for i in range(LARGEST + 5)]
+    stalls = [dict(iter=i, lost=float(i)) for i in range(KEEP + 5)]
     found = recovered_summary([], [], stalls, [], [])['stalls']
-    assert [stall['iter'] for stall in found[:2]] == [LARGEST + 4, LARGEST + 3]
-    assert len(found) == LARGEST
+    assert [stall['iter'] for stall in found[:2]] == [KEEP + 4, KEEP + 3]
+    assert len(found) == KEEP
 
 
 def test_extremes_of_memory() -> None:
@@ -57,3 +58,14 @@ def test_extremes_of_memory() -> None:
         now=samples[-1], peak=dict(ram_used=0.9, shm_free=2, device=dict(allocated=5))
     )
     assert memory_of([{}]) is None
+
+
+def test_what_windows_say_together() -> None:
+    windows = [
+        window(10, 1.0, memory=dict(time=1.0, device=dict(utilisation=0.5))),
+        window(20, 1.0, memory=dict(time=2.0, device=dict(utilisation=0.7)),
+               ranks=dict(data=dict(max=0.5, rank=3))),
+    ]  # fmt: skip
+    found = recovered_summary([], windows, [], [], [])
+    assert found['device_busy'] == dict(mean=pytest.approx(0.6), looks=2)
+    assert found['ranks']['data']['usual'] == 3

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmtempo.report import read_log
+from mmtempo.core import run_record
+from mmtempo.report import read_log, run_log
 
 from .made_up import START, made_up_run, write_lines, write_run, write_summary
 
@@ -59,7 +60,7 @@ def test_a_killed_run_has_lines_only_and_half_of_the_last(tmp_path: Path) -> Non
     assert 'histogram' not in found
     notes = ' '.join(log.notes)
     assert 'tempo_summary.json is missing' in notes
-    assert '1 broken lines' in notes
+    assert '1 broken line;' in notes
     assert 'still going on, or it was killed' in notes
 
 
@@ -138,3 +139,43 @@ def test_a_summary_that_is_no_json(tmp_path: Path) -> None:
     assert log.summary['iterations'] == 100
     assert json.dumps(log.summary)
     assert 'not readable' in ' '.join(log.notes)
+
+
+def test_names_and_version_are_those_of_the_writer() -> None:
+    for name in ('LINES', 'SUMMARY', 'VERSION'):
+        assert getattr(run_log, name) is getattr(run_record, name)
+
+
+@pytest.mark.parametrize('broken', ['', '{"kind": "ru', '\x00\x00\n'])
+def test_stock_logs_beside_files_that_say_nothing(broken: str, tmp_path: Path) -> None:
+    (tmp_path / 'tempo.jsonl').write_text(broken)
+    stock = tmp_path / '20260101_000000/vis_data/20260101_000000.json'
+    stock.parent.mkdir(parents=True)
+    stock.write_text('{"iter": 10, "time": 0.1}\n{"iter": 20, "time": 0.1}\n')
+    log = read_log(tmp_path)
+    assert (log.kind, log.source) == ('stock', stock)
+    assert 'tempo.jsonl holds no whole line' in log.notes[0]
+
+
+def test_a_summary_that_says_nothing_and_stock_logs(tmp_path: Path) -> None:
+    (tmp_path / 'tempo_summary.json').write_text('{')
+    (tmp_path / 'scalars.json').write_text('{"iter": 10, "time": 0.1}\n')
+    log = read_log(tmp_path)
+    assert log.kind == 'stock'
+    assert 'not readable as JSON' in log.notes[0]
+
+
+def test_an_end_that_is_newer_than_the_summary(tmp_path: Path) -> None:
+    """The disk was full when the last summary was written, and had room for a line."""
+    summary, lines = made_up_run(iterations=200)
+    error = 'OSError: [Errno 28] No space left on device'
+    lines[-1].update(status='crashed', error=error, iter=230)
+    summary.update(status='running', ended=lines[-1]['time'] - 8)
+    write_lines(tmp_path, lines)
+    write_summary(tmp_path, summary)
+    log = read_log(tmp_path)
+    assert (log.summary['status'], log.summary['error']) == ('crashed', error)
+    assert log.summary['ended'] == lines[-1]['time']
+    notes = ' '.join(log.notes)
+    assert 'last written at iteration 200, and the run ended at iteration 230' in notes
+    assert 'killed' not in notes

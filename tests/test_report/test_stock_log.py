@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mmtempo.report import read_log
+from mmtempo.report import read_log, stock_log
 
 from ..test_hooks.toy import STOCK, by_epoch, config, train, with_evaluation
 
@@ -70,6 +71,42 @@ def test_memory_and_speed(tmp_path: Path) -> None:
 def test_a_resumed_run_counts_what_it_did(tmp_path: Path) -> None:
     log = read_log(write(tmp_path / 'log.json', line(1050), line(1100), line(1150)))
     assert [window['iterations'] for window in log.windows] == [50, 50, 50]
+
+
+def test_of_a_single_line_no_more_counts_than_it_tells(tmp_path: Path) -> None:
+    """A run resumed at 50000 has not done 50050 iterations."""
+    log = read_log(write(tmp_path / 'log.json', line(50050)))
+    assert [window['iterations'] for window in log.windows] == [10]
+    assert log.summary['it_per_s'] == pytest.approx(10)
+    assert (log.summary['iterations'], log.summary['last_iter']) == (10, 50050)
+    assert read_log(write(tmp_path / 'log.json', line(4))).windows[0]['iterations'] == 4
+    # A run before it in the same file tells how often lines come.
+    log = read_log(write(tmp_path / 'log.json', line(50), line(100), line(80)))
+    assert [window['iterations'] for window in log.windows] == [50, 50, 50]
+
+
+def test_a_long_log_is_read_in_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Counting(line(10 * (number + 1)) for number in range(500))
+    monkeypatch.setattr(stock_log, '_train_lines', lambda file: lines)
+    content = stock_log.stock_content(tmp_path)
+    assert content is not None
+    assert len(content[1]) == 500
+    assert lines.copied <= 4 * len(lines)
+
+
+class Counting(list):
+    """Counts what is copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.copied += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self) -> Any:
+        self.copied += len(self)
+        return super().__iter__()
 
 
 def test_a_file_with_two_runs(tmp_path: Path) -> None:

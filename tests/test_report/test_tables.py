@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmtempo.report import RunLog, read_log, tables
 
-from .made_up import write_run
+from .made_up import write_lines, write_run, write_summary
 
 
 def text(markup: object) -> str:
@@ -39,14 +39,14 @@ def test_phases_without_percentiles_have_no_columns_for_them() -> None:
     log.summary['phases']['data']['p50'] = 0.1
     assert 'p50' in text(tables.phases(log, {}))
     assert 'p95' not in text(tables.phases(log, {}))
-    assert '25.0 %' in text(tables.phases(log, {}))
+    assert '25 %' in text(tables.phases(log, {}))
 
 
 def test_memory_shows_last_and_extreme() -> None:
     sample = dict(ram_used=0.5, device=dict(allocated=1 << 30, throttle=[]))
     log = RunLog(Path(), summary=dict(memory=dict(now=sample, peak=dict(ram_used=0.75))))
     found = text(tables.memory(log))
-    assert 'RAM of the machine in use||50.0 %||75.0 %' in found
+    assert 'RAM of the machine in use||50 %||75 %' in found
     assert 'device: allocated||1.00 GiB||\N{EN DASH}' in found
 
 
@@ -57,3 +57,47 @@ def test_nothing_there() -> None:
     assert tables.phases(log, {}) is None
     assert tables.settings({}) is None
     assert tables.settings(dict(a_b=True, c=None, versions=dict(d=[1, 2]))) is not None
+
+
+def test_memory_of_a_container_is_not_called_that_of_the_machine() -> None:
+    sample = dict(ram_used=0.5, ram_total=1 << 30, ram_of='the container', tree_rss=1 << 30)
+    log = RunLog(Path(), summary=dict(memory=dict(now=sample, peak=dict(ram_used=0.75))))
+    found = text(tables.memory(log))
+    assert 'RAM of the container in use||50 %||75 %' in found
+    assert 'RAM of the container||1.00 GiB' in found
+    assert 'the machine' not in found
+    assert 'all processes of the training (RSS: what they share counts for each)||1.00' in found
+
+
+def test_how_busy_a_device_was() -> None:
+    log = RunLog(Path(), summary=dict(device_busy=dict(mean=0.87, looks=40)))
+    found = text(tables.memory(log))
+    assert 'device: busy, mean of 40 looks||87 %|' in found
+
+
+def test_processes() -> None:
+    data = dict(max=0.21, rank=3, mean=0.02, usual=1, often=30, of=40)
+    log = RunLog(Path(), summary=dict(ranks=dict(data=data, step=dict(max=0.5, rank=0))))
+    found = text(tables.ranks(log))
+    assert '|data||210 ms||3||20.0 ms||1||30 of 40|' in found
+    assert '|step||500 ms||0|' in found
+
+
+def test_a_calm_resumed_run_has_nothing_of_the_run_before(tmp_path: Path) -> None:
+    lines = [
+        dict(kind='run', iter=0), dict(kind='stall', iter=7, lost=1.0, cause='long ago'),
+        dict(kind='warning', text='long ago'),
+        dict(kind='stages', stages=[dict(name='long ago')]), dict(kind='run', iter=10),
+    ]  # fmt: skip
+    write_lines(tmp_path, lines)
+    for summary in (dict(stalls=[], warnings=[]), {}):
+        write_summary(tmp_path, dict(status='completed', iterations=5, **summary))
+        log = read_log(tmp_path)
+        assert len(log.stalls) == len(log.warnings) == len(log.stages) == 1
+        for table in (tables.stalls, tables.warnings, tables.stages):
+            assert table(log) is None
+    # Where the summary does not say, the lines of its own run do.
+    write_lines(tmp_path, lines[1:4])
+    log = read_log(tmp_path)
+    for table in (tables.stalls, tables.warnings, tables.stages):
+        assert text(table(log)).count('long ago') == 1

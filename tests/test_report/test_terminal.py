@@ -36,12 +36,13 @@ def test_verdict_then_why_then_what_to_change() -> None:
         '- Waiting for data: 77.0 s, 9.9 % of the time',
         '--cfg-options',
         'train_dataloader.num_workers=10',
-        '8 workers on 16 cores are too few',
+        '8 workers on 16 cores; 10 are needed',
         '7.14 it/s steady, 6.43 it/s end to end',
         '28.6 samples/s steady',
         'p50 140 ms, p95 270 ms, p99 300 ms',
-        '31.0 %: uneven',
-        '85.0 s, 10.9 % of the time, in 611 iterations',
+        '31 %: uneven (coefficient of variation, target below 10 %)',
+        '85.0 s, 11 % of the time, in 611 iterations',
+        '96 % of the time, by its driver at 100 looks',
         'Where the time went',
         'What stalls cost',
         'The longest stalls',
@@ -58,7 +59,7 @@ def test_phases_are_listed_by_share() -> None:
     assert names == ['backward', 'forward', 'data', 'step', 'evaluation']
     assert lines[start + 4].split() == ['data', '9.9', '%', '##', '77.0', 's', '15.4', 'ms',
                                         '300', 'us', '16.9', 'ms']  # fmt: skip
-    assert lines[start + 7].split()[:4] == ['6', 'more', '0.9', '%']
+    assert lines[start + 7].split()[:4] == ['9', 'more', '0.9', '%']
 
 
 def test_hooks_go_by_their_class() -> None:
@@ -112,7 +113,7 @@ def test_what_was_not_measured_has_no_line() -> None:
 def test_missing_figures_are_dashes() -> None:
     phases = dict(data=dict(seconds=2.0, share=1.0))
     lines = to_text(dict(phases=phases)).splitlines()
-    assert lines[-1].split() == ['data', '100.0', '%', '#' * 16, '2.00', 's', '-', '-', '-']
+    assert lines[-1].split() == ['data', '100', '%', '#' * 16, '2.00', 's', '-', '-', '-']
 
 
 def test_a_crash_is_told() -> None:
@@ -136,3 +137,23 @@ def test_in_a_terminal_it_has_colours() -> None:
     console.print(table(judged(comb())))
     assert '\x1b[' in file.getvalue()
     assert '█' in file.getvalue()
+
+
+def test_the_slowest_process() -> None:
+    data = dict(max=0.21, rank=3, mean=0.04, usual=3, often=45, of=50)
+    step = dict(max=0.15, rank=0)
+    lines = to_text(judged(summary(ranks=dict(data=data, step=step)))).splitlines()
+    assert lines[2] == '    Rank 3 is late with its data: 28 % of the time.'
+    start = lines.index('The slowest process')
+    assert lines.index('Where the time went') < start
+    assert lines[start + 2].split('  ')[-1] == 'rank 3, in 45 of 50 windows'
+    assert lines[start + 2].split()[:5] == ['data', '40.0', 'ms', '210', 'ms,']
+    assert lines[start + 3].split() == ['step', '-', '150', 'ms,', 'rank', '0']
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    lost = dict(seconds=2.0, share=0.1, count=1, by_cause={})
+    text = to_text(dict(iterations=1, lost=lost))
+    assert 'Throughput  1 iteration' in text
+    assert 'in 1 iteration\n' in f'{text}\n'
+    assert '1 iterations' not in text

@@ -40,6 +40,13 @@ def test_stalls_are_instants_with_their_text() -> None:
     assert slow['args'] == dict(lost=0.2)
 
 
+def test_stalls_of_a_run_before_are_not_those_of_this_one() -> None:
+    log = RunLog(Path(), summary=dict(ring=RING), runs=[dict(run=0), dict(run=1)])
+    log.stalls = [dict(iter=8, cause='long ago', run=0), dict(iter=7, cause='now', run=1)]
+    instants = [event['name'] for event in trace_events(log) if event['ph'] == 'i']
+    assert instants == ['now']
+
+
 def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
     log = read_log(write_run(tmp_path))
     content = json.loads(write_trace(log, tmp_path / 'trace.json').read_text())
@@ -52,7 +59,7 @@ def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
 
 
 def test_no_ring(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='no ring of recent iterations'):
+    with pytest.raises(ValueError, match='no tempo_summary.json of its last run has a ring'):
         trace_events(RunLog(tmp_path))
     with pytest.raises(ValueError, match='stock logs hold no single iterations'):
         trace_events(RunLog(tmp_path, 'stock'))

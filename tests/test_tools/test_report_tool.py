@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -103,6 +104,34 @@ def test_mistakes_in_what_is_there(
     ):
         assert call(monkeypatch, *words) == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('full', [False, True])
+def test_a_page_that_cannot_be_written(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    work = write_run(tmp_path / 'work', iterations=100)
+    if full:
+        error = OSError(errno.ENOSPC, 'No space left on device')
+        monkeypatch.setattr(Path, 'write_text', lambda *_, **__: (_ for _ in ()).throw(error))
+    else:
+        (work / 'tempo_report.html').mkdir()
+    assert call(monkeypatch, work) == 2
+    said = capsys.readouterr().err
+    why = 'No space left on device' if full else 'Is a directory'
+    assert f'tempo_report.html cannot be written ({why}); name another --out FILE' in said
+    assert 'Traceback' not in said
+
+
+def test_a_trace_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    work = write_run(tmp_path / 'work', iterations=100)
+    (tmp_path / 't.json.part').mkdir()
+    assert call(monkeypatch, work, '--trace', tmp_path / 't.json') == 2
+    assert 't.json cannot be written (Is a directory); name another --trace' in (
+        capsys.readouterr().err
+    )
 
 
 def test_without_plotly(

@@ -150,7 +150,7 @@ def test_flags_are_frozen() -> None:
     """Whoever changes a flag changes it here too, and says so in the changelog."""
     common = {'--help', '--work-dir', '--cfg-options', '--launcher', '--local_rank', '--local-rank'}
     assert set(re.findall(r'--[\w-]+', run('train.py', '--help').partition('options:')[2])) == (
-        common | {'--resume', '--amp', '--auto-scale-lr', '--zero-wait'}
+        common | {'--resume', '--amp', '--auto-scale-lr', '--tempo', '--zero-wait'}
     )
 
 

@@ -1,5 +1,6 @@
 """Print a config as the Runner would get it, with all its bases and overrides.
 
+python tools/misc/print_config.py CONFIG --tempo balanced
 python tools/misc/print_config.py CONFIG --cfg-options train_dataloader.batch_size=2
 """
 
@@ -17,7 +18,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     launch.add_common_arguments(parser)
-    launch.add_zero_wait(parser)
+    launch.add_overlays(parser)
     args = parser.parse_args()
     return run_tool(
         'print_config.py', lambda: launch.load_config(args), lambda cfg: print(cfg.pretty_text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .checkpoint import measure_checkpoint
+from .family import PolicyError, measure_family
 from .harness import Report
 from .loader import measure_loader
 from .logger import measure_logger
@@ -12,8 +13,9 @@ from .monitor import measure_monitor
 from .resume import measure_resume
 from .splat import measure_splat
 
-BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(
+BENCHMARKS: dict[str, Callable[..., Report]] = dict(
     checkpoint=measure_checkpoint,
+    family=measure_family,
     loader=measure_loader,
     logger=measure_logger,
     monitor=measure_monitor,
@@ -21,4 +23,4 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = dict(
     splat=measure_splat,
 )
 
-__all__ = ['BENCHMARKS', 'Report']
+__all__ = ['BENCHMARKS', 'PolicyError', 'Report']

@@ -83,7 +83,7 @@ def _pyspng() -> ModuleType | None:
     return pyspng
 
 
-def _image_data(content: bytes) -> bytes | None:
+def _image_data(content: bytes) -> bytes | memoryview | None:
     """A PNG's compressed pixels; None unless all chunks are known and carry their check sums."""
     view, place, parts = memoryview(content), len(_SIGNATURE), []
     size, kind = struct.unpack_from('>I4s', content, place)
@@ -106,7 +106,7 @@ def _inflate(data: bytes | memoryview, height: int, length: int) -> np.ndarray |
     try:
         # With room for more than there may be, it goes on to the check sum at the end.
         rows = stream.decompress(data, size + 1)
-    except zlib_ng.error:
+    except zlib_ng.error:  # type: ignore[misc]  # its stubs do not say what it is
         return None
     if len(rows) != size or not stream.eof:
         return None

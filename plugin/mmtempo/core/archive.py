@@ -20,6 +20,9 @@ FORMAT_VERSION = b'3\n'  # of torch's zip files
 IS_FOLDER = 0x10  # in a zip's attributes
 CHUNK = 1 << 20
 CLOCK_TICK = 2 * 10**9  # nanoseconds; the coarsest of file systems
+# Seconds for which Python's lock is kept from the training, and for which it is left to it: who
+# waits for it without being let in gets it every 5 ms, and loses it again at its next operator.
+SLICE, BREATH = 5e-5, 5e-5
 _checked: dict[str, tuple] = {}
 
 
@@ -43,10 +46,15 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, PROTOCOL)
         self._area = area
         self._keys: dict[int, str] = {}
+        self._until = time.perf_counter() + SLICE
         self._kept: list[UntypedStorage] = []  # an address is of one storage while that lives
         self.contents: dict[str, Any] = {}
 
     def persistent_id(self, obj: Any) -> Any:
+        # Called for each number and string: thousands of times, all of them with Python's lock.
+        if time.perf_counter() > self._until:
+            time.sleep(BREATH)
+            self._until = time.perf_counter() + SLICE
         if isinstance(obj, TypedStorage):
             storage = obj._untyped_storage
             kind, length = getattr(torch, obj._pickle_storage_type()), obj._size()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import step_watch
 from .durations import duration
 
 # Of what was lost, so much must be explained by a cause that cuts across phases.
@@ -13,8 +14,16 @@ MOST = 0.5
 NOTABLE = 0.3
 MANY_FAULTS = 32
 MOST_SAMPLES = 16
-# Phases of the step itself, where the host computes or waits for the device.
-STEP = ('to_device', 'forward', 'backward', 'step', 'train_step', 'unexplained')
+# Phases of the step itself, where the host computes or waits for the device. Where the step is
+# compiled it is one.
+STEP = (
+    step_watch.TO_DEVICE,
+    step_watch.FORWARD,
+    step_watch.BACKWARD,
+    step_watch.BOTH,
+    step_watch.STEP,
+    'train_step',
+)
 
 
 @dataclass
@@ -96,20 +105,22 @@ def _cause(slow: Slow, phase: str, category: str, evidence: dict[str, Any]) -> t
     if collecting >= MOST * slow.lost:
         where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
         return 'gc', 'garbage collection', where
+    warm_up = 'warm-up', 'first iterations', f' ({phase})'
     if phase == 'data':
-        return 'data', *_of_data(slow, evidence)
+        # Workers begin, and make their first batches meanwhile.
+        return warm_up if slow.note.get('is_first') else ('data', *_of_data(slow, evidence))
     if phase == 'evaluation':
         return 'evaluation', 'evaluation', f' ({duration(slow.spent[phase])})'
     if phase.startswith('checkpoint'):
         return 'checkpoint', phase, ''
     system = _system(slow)
-    if phase not in STEP:
+    if phase not in (*STEP, step_watch.OUTSIDE):
         name = phase.removeprefix('hook:')
         return category, name, f'; {system[1]}' if system is not None else ''
     if slow.more('recompiles') >= 1:
         return 'device', 'torch compiled', f' {slow.more("recompiles"):.0f} times ({phase})'
     if slow.note.get('is_first'):
-        return 'warm-up', 'first iterations', f' ({phase})'
+        return warm_up
     if slow.note.get('is_new_shape'):
         return 'device', 'new input shape', f' {slow.note.get("shape")} ({phase})'
     if system is not None:

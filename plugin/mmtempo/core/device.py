@@ -146,6 +146,16 @@ def note_time(device: torch.device, event: Any = None) -> Any:
     return event
 
 
+def cpu_has_bfloat16() -> bool | None:
+    """Whether this processor computes in bfloat16 itself; None where nobody says."""
+    try:
+        with open('/proc/cpuinfo', encoding='utf-8') as file:
+            words = set(file.read().split())
+    except OSError:
+        return None
+    return bool(words & {'avx512_bf16', 'amx_bf16', 'bf16'})
+
+
 def current_device_index() -> int | None:
     """Of the accelerator that this thread works with; None where there is none."""
     if hasattr(torch, 'accelerator'):  # torch 2.6

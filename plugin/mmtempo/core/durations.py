@@ -4,19 +4,36 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """As '87.3 ms', '2.31 s', '12 min 04 s', '3 h 20 min'."""
-    if seconds < 0.9995:
-        return f'{_digits(1000 * seconds)} ms'
-    if seconds < 99.95:
-        return f'{_digits(seconds)} s'
+    """As '420 µs', '87.3 ms', '2.31 s', '12 min 04 s', '3 h 20 min'."""
+    size = abs(seconds)
+    if size < 0.9995e-3:
+        return f'{digits(1e6 * seconds)} µs' if seconds else '0 s'
+    if size < 0.9995:
+        return f'{digits(1e3 * seconds)} ms'
+    if size < 99.95:
+        return f'{digits(seconds)} s'
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours} h {minutes:02} min' if hours else f'{minutes} min {rest:02} s'
 
 
 def percent(share: float) -> str:
-    """As '0.4 %', '31 %'."""
-    return f'{100 * share:.{0 if share >= 0.0995 else 1}f} %'
+    """As '< 0.1 %', '0.4 %', '31 %'."""
+    if 0 < abs(share) < 0.0005:
+        return '< 0.1 %' if share > 0 else '> -0.1 %'
+    return f'{100 * share:.{0 if abs(share) >= 0.0995 else 1}f} %'
+
+
+def digits(value: float) -> str:
+    """As '0.012', '1.23', '12.3', '123', and thousands apart; never as 1e+03."""
+    size = abs(value)
+    places = 0 if size >= 99.95 or not value else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+    return f'{value:,.{places}f}'.replace(',', '\u202f')
+
+
+def counted(number: float, what: str) -> str:
+    """As '1 iteration', '12 iterations'."""
+    return f'{number} {what}{"" if number == 1 else "s"}'
 
 
 def ordinal(number: int) -> str:
@@ -24,7 +41,3 @@ def ordinal(number: int) -> str:
     suffixes = {1: 'st', 2: 'nd', 3: 'rd'}
     suffix = 'th' if number % 100 in (11, 12, 13) else suffixes.get(number % 10, 'th')
     return f'{number}{suffix}'
-
-
-def _digits(value: float) -> str:
-    return f'{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}'

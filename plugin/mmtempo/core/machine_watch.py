@@ -108,7 +108,8 @@ class MachineWatch:
         atexit.unregister(self.stop)
         self._ending.set()
         self._wake.set()
-        thread.join(STOPPING_SECONDS)
+        if thread is not threading.current_thread():  # a run may be collected as garbage in it
+            thread.join(STOPPING_SECONDS)
 
     def nudge(self) -> None:
         """Have a sample taken soon: an iteration was slow, and its end is to be seen."""

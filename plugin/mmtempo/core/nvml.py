@@ -102,7 +102,7 @@ def throttle_reasons(mask: int) -> list[str]:
 def _reasons(nvml: Any, handle: Any) -> int:
     try:
         return nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except nvml.NVMLError:  # older drivers have the older name only
+    except (nvml.NVMLError, AttributeError):  # older ones have the older name only
         return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
 

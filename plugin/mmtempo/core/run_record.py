@@ -24,7 +24,7 @@ class RunRecord:
         folder: Where they lie.
         say: Is told of the first failure.
         at_least: Seconds between two summaries. Defaults to 10.0.
-        clock: Gives seconds. Defaults to `time.monotonic`.
+        clock: Gives seconds; `time.monotonic` if none is given.
     """
 
     def __init__(

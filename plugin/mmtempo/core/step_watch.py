@@ -32,7 +32,10 @@ class StepWatch:
       but for another part's, as that of a model which an optimizer calls.
     - 'backward' lasts until an optimizer is asked for its step, so clipping belongs to it, and
       the wait of a `GradScaler` that reads whether gradients have overflowed. Where no step
-      follows, as when gradients accumulate or have overflowed, it lasts until `end`.
+      follows, as when gradients accumulate or have overflowed, it lasts until `end`, or until
+      the model is called again, as for the next batch of an update: what brings that batch to the
+      device belongs to it then, since nobody on the host sees where a backward pass ends. Between
+      the calls of a model that is called several times for one loss, it is of little account.
     - What follows the last step up to `end`, that is `zero_grad`, belongs to 'step'.
     - Where the model itself is not called, but parts of it, it is 'forward and backward' that
       lasts until the step.
@@ -128,7 +131,9 @@ class StepWatch:
 
     def _before(self, part: str) -> str:
         if part == FORWARD:
-            return OUTSIDE if self._was_called else TO_DEVICE
+            if not self._was_called:
+                return TO_DEVICE
+            return BACKWARD if self._rest == BACKWARD else OUTSIDE
         return BACKWARD if self._was_called else BOTH
 
 

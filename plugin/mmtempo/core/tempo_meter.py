@@ -19,6 +19,7 @@ from .timeline import NANO, Block, Timeline
 
 # Iterations that a usual one is taken from, and those of a cause that a period is looked for in.
 RECENT = 129
+KEEP = 50  # stalls that are kept, the longest
 MOST_OF_A_CAUSE = 256
 MOST_CAUSES = 64
 # Samples named with a period.
@@ -26,6 +27,12 @@ MOST_SAMPLES = 16
 EVALUATION = 'evaluation'
 # Times the median of a window: what takes longer does not count as steady.
 SLOW = 1.25
+EVEN = 0.10  # coefficient of variation that a training stays below
+
+
+def is_even(cv: float) -> bool:
+    """Whether iterations vary as little as they should."""
+    return cv < EVEN
 
 
 class TempoMeter:
@@ -49,7 +56,7 @@ class TempoMeter:
         facts: tuple[str, ...] = (),
         categories: dict[str, str] | None = None,
         factor: float = 8.0,
-        keep: int = 50,
+        keep: int = KEEP,
         machine: Callable[[float, float], dict] | None = None,
     ) -> None:
         self._timeline, self._facts = timeline, facts
@@ -59,6 +66,7 @@ class TempoMeter:
         self._longest = _Longest(keep)
         self._lost = _Lost()
         self._taken = 0
+        self._before = 0  # the number of the iteration before the first
         self._whole, self._spread = LogHistogram(), _Spread()
         self._phases: dict[str, LogHistogram] = {}
 
@@ -80,6 +88,8 @@ class TempoMeter:
             is_last: Whether no more will come: then all of them are judged. Defaults to False.
         """
         block = self._timeline.last(self._timeline.ended - self._taken)
+        if not self._taken and len(block):
+            self._before = int(block.numbers[0]) - 1
         self._taken = self._timeline.ended
         found = self._detector.look(block.seconds, block.kinds)
         stalls = self._blame(found.iterations, found.usual, found.is_slow)
@@ -122,14 +132,18 @@ class TempoMeter:
             stalls=self._longest.all(),
             periods=self._lost.periods(intervals),
             changes=[
-                dict(iter=change.iteration + 1, old=change.old, new=change.new)
+                dict(iter=self._before + change.iteration + 1, old=change.old, new=change.new)
                 for change in self._detector.changes
             ],
         )
 
-    def ring(self) -> dict[str, Any]:
-        """The last iterations, phase by phase."""
-        block = self._timeline.last(self._timeline.ended)
+    def ring(self, most: int | None = None) -> dict[str, Any]:
+        """The last iterations, phase by phase.
+
+        Args:
+            most: How many at most. Defaults to None: all that the timeline keeps.
+        """
+        block = self._timeline.last(self._timeline.ended if most is None else most)
         rows = zip(block.numbers.tolist(), block.starts.tolist(), block.spent.tolist())
         return dict(
             phases=list(self._timeline.names),

@@ -63,7 +63,7 @@ class Timeline:
         first: The phase between two iterations.
         facts: How many numbers are counted for each iteration. Defaults to 0.
         capacity: How many iterations are kept. Defaults to 1024.
-        clock: Gives nanoseconds. Defaults to `time.perf_counter_ns`.
+        clock: Gives nanoseconds; `time.perf_counter_ns` if none is given.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.durations import duration, percent
+from ..core.durations import counted, duration, percent
 from .run_figures import WORTH, Change, Finding, RunFigures
 
 AHEAD = 8  # batches ahead of a worker that are advised at most
@@ -36,12 +36,16 @@ def waiting_for_data(run: RunFigures) -> Finding | None:
     late = run.lost('data')
     if late:
         lost, count = sum(row[1] for row in late), sum(row[2] for row in late)
-        why.append(f'Of that {duration(lost)} in {count} stalls, mostly: {late[0][0]}.')
+        why.append(
+            f'{duration(lost)} of that were lost in {counted(count, "iteration")} whose batch was '
+            f'late, mostly: {late[0][0]}.'
+        )
     names = {cause for cause, _, _ in late}
     periods = [one for one in run.periods if one.get('cause') in names]
     why += [_sentence(str(one['text'])) for one in periods if one.get('text')]
     comes_always = run.middle('data') > WORTH * (run.summary.get('p50') or 0.0)
-    change = use_our_loop(run)
+    change, by_hand = use_our_loop(run)
+    why += by_hand
     if comes_always or any(one.get('what') == 'num_workers' for one in periods):
         advice, limits = _more_workers(run, delivers)
         change, why = change + advice, why + limits
@@ -50,11 +54,17 @@ def waiting_for_data(run: RunFigures) -> Finding | None:
     return Finding(share, headline, why, change)
 
 
-def use_our_loop(run: RunFigures) -> list[Change]:
-    """Where the loop is a stock one."""
+def use_our_loop(run: RunFigures) -> tuple[list[Change], list[str]]:
+    """Where the loop is a stock one: an override, or a sentence where none would do."""
     ours = STOCK_LOOPS.get(run.setting.get('loop') or '')
-    why = 'batches are made and copied ahead; train.py --zero-wait exchanges all stock parts'
-    return [Change(f'train_cfg.type={ours}', why)] if ours else []
+    if ours is None:
+        return [], []
+    why = 'batches are made and copied ahead'
+    if run.setting.get('train_cfg_has_type'):
+        more = 'train.py --zero-wait exchanges all stock parts'
+        return [Change(f'train_cfg.type={ours}', f'{why}; {more}')], []
+    # mmengine takes one of the two, and no override removes a key.
+    return [], [f"In the config, write type='{ours}' in train_cfg instead of by_epoch: {why}."]
 
 
 def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Change], list[str]]:
@@ -65,7 +75,7 @@ def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Change], list[
     cheaper = CHEAPER_WITH_CACHE if run.setting.get('cache') else CHEAPER
     if run.is_short_of_memory:
         return [], [f'Memory is short, so more workers are no way out. {cheaper}']
-    on_cores = f'{_number(workers, "worker")} on {_number(cores, "core")}'
+    on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
     room = cores if run.machine.get('accelerator') else cores - 1  # the training needs one itself
     if workers >= room:
         return [], [f'The CPU is the limit: {on_cores}. {cheaper}']
@@ -73,9 +83,10 @@ def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Change], list[
     load = workers / delivers if workers else 1 / delivers - 1
     needed = max(workers + 1, math.ceil(MARGIN * load))
     if needed <= room:
-        return [Change(f'train_dataloader.num_workers={needed}', f'{on_cores} are too few')], []
+        why = f'{on_cores}; {needed} are needed'
+        return [Change(f'train_dataloader.num_workers={needed}', why)], []
     why = f'{on_cores}; {needed} would be needed'
-    limit = f'{_number(cores, "core")} will not be enough. {cheaper}'
+    limit = f'{counted(cores, "core")} will not be enough. {cheaper}'
     return [Change(f'train_dataloader.num_workers={room}', why)], [limit]
 
 
@@ -88,10 +99,6 @@ def _further_ahead(run: RunFigures, delivers: float) -> list[Change]:
         return []
     why = f'some batches are late: let each worker be {2 * ahead} ahead instead of {ahead}'
     return [Change(f'train_dataloader.prefetch_factor={2 * ahead}', why)]
-
-
-def _number(count: int, what: str) -> str:
-    return f'{count} {what}{"" if count == 1 else "s"}'
 
 
 def _sentence(text: str) -> str:

@@ -10,6 +10,7 @@ from ..core.durations import duration, percent
 
 WORTH = 0.03  # share of the time that is worth a change
 FULL = 0.90  # of the memory
+LOOKS = 10  # at a device, of fewer nothing is said
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,16 @@ class RunFigures:
         parts = self.setting.get('parts') or ()
         return name == self.setting.get('loop') or name in parts or f'hook:{name}' in self.phases
 
+    def key_of_hook(self, name: str) -> str | None:
+        """Of `default_hooks`, the key under which the config has a hook of that class."""
+        named = self.setting.get('default_hooks') or {}
+        return next((key for key, kind in named.items() if kind == name), None)
+
     @property
     def cores(self) -> int | None:
-        """For one process of the training and its workers."""
-        cores = self.machine.get('cores')
-        return max(1, cores // max(1, self.whole('world') or 1)) if cores else None
+        """For one process of the training and its workers, of those on this node."""
+        cores, processes = self.machine.get('cores'), self.whole('local_world')
+        return max(1, cores // max(1, processes or self.whole('world') or 1)) if cores else None
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -121,13 +127,22 @@ class RunFigures:
         )
 
     @property
-    def device_share(self) -> float | None:
-        """Of a usual iteration, the part in which the device works; None if not measured."""
-        device, usual = self.summary.get('device') or {}, self.summary.get('p50')
-        busy = [one['p50'] for one in device.values() if one.get('p50') is not None]
-        return min(1.0, sum(busy) / usual) if busy and usual else None
+    def device_busy(self) -> float | None:
+        """Of the time, the part in which the device had something to do; None if not known.
+
+        As its driver says. The device's own clock does not tell: between two of its events it
+        may have been idle as well.
+        """
+        found = self.summary.get('device_busy') or {}
+        return found.get('mean') if (found.get('looks') or 0) >= LOOKS else None
+
+    @property
+    def device_looks(self) -> int:
+        """How often somebody has looked whether it is busy."""
+        return (self.summary.get('device_busy') or {}).get('looks') or 0
 
 
 def is_pause(phase: str) -> bool:
     """Whether nobody asks for a batch meanwhile."""
-    return phase == 'evaluation' or phase.startswith('checkpoint') or 'CheckpointHook' in phase
+    is_save = phase.startswith('checkpoint') or 'CheckpointHook' in phase
+    return is_save or phase in ('evaluation', 'hook:SnapshotFence')

@@ -7,21 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.durations import duration, percent
+from ..core.blame import STEP
+from ..core.durations import counted, duration, percent
+from ..core.tempo_meter import EVEN, is_even
+from ..overlay import DEFAULT_HOOKS, OURS, WAITS
 from .data_advice import use_our_loop, waiting_for_data
-from .run_figures import FULL, WORTH, Change, Finding, RunFigures
+from .run_figures import FULL, WORTH, Change, Finding, RunFigures, is_pause
 
 __all__ = ['Change', 'Verdict', 'judge']
 
-EVEN = 0.10  # coefficient of variation below which a training runs evenly
 FEW = 20  # iterations, of fewer nothing is said
-IDLE = 0.15  # share of an iteration that a device may be idle
+IDLE = 0.15  # share of the time that a device may be idle
+OFTEN = 0.5  # share of log points at which one process has to be the slowest, to be named
 RARELY = 4  # times as long that an interval is made at most
-STEP = ('to_device', 'forward', 'backward', 'step', 'train_step')
+# By class: the key of `default_hooks`, ours, and what mmengine gives it where a config has no key.
+# Whoever has a summary has our timer.
 STOCK_HOOKS = {
-    'CheckpointHook': ('checkpoint', 'AsyncCheckpointHook', 'saves beside the training'),
-    'LoggerHook': ('logger', 'SparseLoggerHook', 'logs values when they have arrived'),
-    'RuntimeInfoHook': ('runtime_info', 'SparseRuntimeInfoHook', 'leaves losses on the device'),
+    cls.__name__: (key, OURS[cls], arguments)
+    for key, (cls, arguments) in DEFAULT_HOOKS.items()
+    if key != 'timer'
 }
 WITH_AMP = {'OptimWrapper': 'AmpOptimWrapper', 'SparseOptimWrapper': 'SparseAmpOptimWrapper'}
 # What stalls of a category are called.
@@ -56,9 +60,11 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
     if not run.total:
         return Verdict('Nothing was measured.')
     if run.iterations < FEW:
-        return Verdict(f'Too short to judge: {run.iterations} iterations, of {FEW} at least.')
-    found = [waiting_for_data(run), _evaluation(run), *_hooks(run), *_stalls(run)]
-    found += [_copies(run), _idle_device(run), _unexplained(run), _memory(run), _warnings(run)]
+        few = counted(run.iterations, 'iteration')
+        return Verdict(f'Too short to judge: {few}; {FEW} are needed.')
+    found = [waiting_for_data(run), _slowest_rank(run), _evaluation(run), *_hooks(run)]
+    found += [*_stalls(run), _copies(run), _idle_device(run), _unexplained(run), _memory(run)]
+    found.append(_warnings(run))
     findings = [one for one in found if one and (one.share > WORTH or one.is_risk)]
     findings.sort(key=lambda one: one.share, reverse=True)
     if not findings or findings[0].share <= WORTH:
@@ -71,18 +77,38 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
     return Verdict(findings[0].headline, why, list(changes.values()))
 
 
+def _slowest_rank(run: RunFigures) -> Finding | None:
+    """A process that waits longer for its data than this one: all others wait for it."""
+    found = (run.summary.get('ranks') or {}).get('data') or {}
+    rank, mean, of = found.get('usual'), found.get('mean'), found.get('of')
+    if not rank or mean is None or not of or found['often'] < OFTEN * of:
+        return None
+    own = run.seconds('data') / run.iterations
+    share = run.share((mean - own) * run.iterations)
+    headline = f'Rank {rank} is late with its data: {percent(share)} of the time.'
+    why = (
+        f'Rank {rank} waits {duration(mean)} an iteration for data, rank 0 {duration(own)}: it was '
+        f'the longest at {found["often"]} of {counted(of, "log point")}. The others wait for it in '
+        'their backward pass; look at the workers, cores and disk of its node.'
+    )
+    return Finding(share, headline, [why])
+
+
 def _evaluation(run: RunFigures) -> Finding:
     seconds = run.seconds('evaluation')
     share = run.share(seconds)
     change = []
-    if use_our_loop(run):
+    if run.has_part('ValLoop'):
         change.append(Change('val_cfg.type=PrefetchValLoop', 'batches are made and copied ahead'))
-    change += _more_rarely(run, share, 'train_cfg.val_interval', 'val_interval')
+    by_epoch = bool(run.setting.get('by_epoch'))
+    change += _more_rarely(run, share, 'train_cfg.val_interval', 'val_interval', by_epoch)
     headline = f'Evaluation takes {percent(share)} of the time.'
     return Finding(share, headline, [f'Evaluation: {run.cost(seconds)}.'], change)
 
 
-def _more_rarely(run: RunFigures, share: float, key: str, name: str) -> list[Change]:
+def _more_rarely(
+    run: RunFigures, share: float, key: str, name: str, by_epoch: bool
+) -> list[Change]:
     """A longer interval, in the unit of the config; the setting has it in iterations."""
     interval, length = run.whole(name), run.whole('epoch_length')
     last = run.summary.get('max_iters') or run.whole('max_iters') or 0
@@ -90,7 +116,9 @@ def _more_rarely(run: RunFigures, share: float, key: str, name: str) -> list[Cha
     if not interval or factor < 2 or 2 * interval > last:
         return []
     unit, units = 1, 'iterations'
-    if run.setting.get('by_epoch') and length and interval % length == 0:
+    if by_epoch:
+        if not length or interval % length:
+            return []
         unit, units = length, 'epochs'
     longer = min(factor, last // interval) * interval // unit
     return [Change(f'{key}={longer}', f'every {longer} {units} instead of {interval // unit}')]
@@ -101,9 +129,9 @@ def _hooks(run: RunFigures) -> list[Finding]:
     sums: dict[str, float] = {}
     for phase in run.phases:
         name = phase.removeprefix('hook:').partition(' ')[0]
-        if name.startswith('checkpoint'):
+        if name.startswith('checkpoint') or name == 'SnapshotFence':
             name = 'AsyncCheckpointHook'
-        elif not phase.startswith('hook:') and phase != 'logging':
+        elif not phase.startswith('hook:'):
             continue
         sums[name] = sums.get(name, 0.0) + run.seconds(phase)
     return [_hook(run, name, seconds) for name, seconds in sums.items()]
@@ -112,19 +140,34 @@ def _hooks(run: RunFigures) -> list[Finding]:
 def _hook(run: RunFigures, name: str, seconds: float) -> Finding:
     share = run.share(seconds)
     change = []
-    interval = run.whole('log_interval')
+    interval, by_epoch = run.whole('log_interval'), run.setting.get('checkpoint_by_epoch')
+    key = f'default_hooks.{run.key_of_hook(name)}.interval'
     if name in STOCK_HOOKS:
-        key, ours, why = STOCK_HOOKS[name]
-        change.append(Change(f'default_hooks.{key}.type={ours}', why))
-    elif name.endswith('CheckpointHook'):
-        change += _more_rarely(
-            run, share, 'default_hooks.checkpoint.interval', 'checkpoint_interval'
-        )
-    elif name in ('SparseLoggerHook', 'logging') and interval:
+        change = _exchange(run, name)
+    elif run.key_of_hook(name) is None:
+        pass
+    elif name.endswith('CheckpointHook') and by_epoch is not None:
+        change = _more_rarely(run, share, key, 'checkpoint_interval', by_epoch)
+    elif name == 'SparseLoggerHook' and interval:
         why = f'a line every {5 * interval} iterations instead of {interval}'
-        change.append(Change(f'default_hooks.logger.interval={5 * interval}', why))
+        change.append(Change(f'{key}={5 * interval}', why))
     headline = f'{name} takes {percent(share)} of the time.'
     return Finding(share, headline, [f'{name}: {run.cost(seconds)}, {run.each(seconds)}.'], change)
+
+
+def _exchange(run: RunFigures, name: str) -> list[Change]:
+    """Ours for a stock hook, where the config's `default_hooks` have it, or mmengine adds it."""
+    default, ours, arguments = STOCK_HOOKS[name]
+    key = run.key_of_hook(name)
+    if key is not None:
+        return [Change(f'default_hooks.{key}.type={ours}', WAITS[ours])]
+    if run.setting.get('default_hooks') is None or default in run.setting['default_hooks']:
+        return []  # it is among the custom hooks, which no override reaches
+    why = 'as mmengine has it where the config does not name the hook'
+    return [
+        Change(f'default_hooks.{default}.type={ours}', WAITS[ours]),
+        *(Change(f'default_hooks.{default}.{one}={arguments[one]}', why) for one in arguments),
+    ]
 
 
 def _stalls(run: RunFigures) -> list[Finding]:
@@ -134,7 +177,7 @@ def _stalls(run: RunFigures) -> list[Finding]:
         causes = run.lost(category)
         seconds, count = sum(row[1] for row in causes), sum(row[2] for row in causes)
         share = run.share(seconds)
-        why = f'{name}: {run.cost(seconds)}, in {count} iterations'
+        why = f'{name}: {run.cost(seconds)}, in {counted(count, "iteration")}'
         if causes:
             why += f', mostly: {causes[0][0]}'
         change = _against(run, category, causes[0][0]) if causes else []
@@ -161,30 +204,37 @@ def _mixed_precision(run: RunFigures, why: str) -> list[Change]:
 
 
 def _copies(run: RunFigures) -> Finding:
+    """All that comes before the model is called: its preprocessor, which also copies."""
     seconds = run.seconds('to_device')
     share = run.share(seconds)
-    change = use_our_loop(run)
+    change, by_hand = use_our_loop(run)
     if run.machine.get('accelerator') and run.setting.get('pin_memory') is False:
         why = 'the device copies from pinned memory by itself'
         change = [Change('train_dataloader.pin_memory=True', why), *change]
-    headline = f'Copies to the device take {percent(share)} of the time.'
-    why = f'Copies to the device: {run.cost(seconds)}, {run.each(seconds)}.'
-    return Finding(share, headline, [why], change)
+    headline = f'Preprocessing and copies to the device take {percent(share)} of the time.'
+    why = f'Preprocessing and copies to the device: {run.cost(seconds)}, {run.each(seconds)}.'
+    return Finding(share, headline, [why, *by_hand], change)
 
 
 def _idle_device(run: RunFigures) -> Finding | None:
-    """A forward pass that is bound by the host."""
-    busy, usual = run.device_share, run.summary.get('p50')
-    if busy is None or not usual:
+    """A device that is idle though nobody waits for a batch: the host is too slow for it."""
+    busy = run.device_busy
+    if busy is None:
         return None
-    idle = 1 - busy - run.middle('data') / usual
+    explained = run.seconds('data') + sum(run.seconds(one) for one in run.phases if is_pause(one))
+    idle = 1 - busy - run.share(explained)
     if idle <= IDLE:
         return None
-    stock = [one for name, one in STOCK_HOOKS.items() if run.has_part(name)]
-    change = [Change(f'default_hooks.{key}.type={ours}', why) for key, ours, why in stock]
-    change.append(Change('compile=True', 'fewer and larger kernels; worth a try'))
-    headline = f'The device is idle for {percent(idle)} of an iteration: the host is too slow.'
-    why = f'The device works for {percent(busy)} of a usual iteration of {duration(usual)}.'
+    stock = [name for name in STOCK_HOOKS if run.has_part(name)]
+    change = [change for name in stock for change in _exchange(run, name)]
+    if 'train_step' not in run.phases:  # else it is compiled already
+        change.append(Change('compile=True', 'fewer and larger kernels; worth a try'))
+    headline = f'The device is idle for {percent(idle)} of the time: the host is too slow.'
+    why = (
+        f'The device was busy for {percent(busy)} of the time, by its driver at '
+        f'{counted(run.device_looks, "look")}; waiting for data, evaluation and checkpoints '
+        f'explain {percent(run.share(explained))}.'
+    )
     return Finding(idle, headline, [why], change)
 
 
@@ -203,7 +253,8 @@ def _memory(run: RunFigures) -> Finding | None:
     seconds, count = sum(row[1] for row in causes), sum(row[2] for row in causes)
     why = [f'{percent(used)} of the memory was in use.'] if used > FULL else []
     if causes:
-        why.append(f'{causes[0][0].capitalize()}: {run.cost(seconds)}, in {count} iterations.')
+        times = counted(count, 'iteration')
+        why.append(f'{causes[0][0].capitalize()}: {run.cost(seconds)}, in {times}.')
     workers, ahead = run.whole('num_workers') or 0, run.whole('prefetch_factor') or 1
     change = []
     if workers and ahead > 1:
@@ -227,19 +278,21 @@ def _fine(run: RunFigures) -> Finding:
     computing = percent(run.share(sum(run.seconds(name) for name in STEP)))
     cv, lost = run.summary.get('cv'), (run.summary.get('lost') or {}).get('seconds') or 0.0
     why, change = [], []
-    headline = f'Nothing to fix: {computing} of the time is computing.'
-    if cv is not None and cv <= EVEN:
-        headline = f'{headline[:-1]}, and iterations vary by {percent(cv)} (target: below 10 %).'
+    headline = f'Nothing to fix: {computing} of the time goes into training steps.'
+    target = f'(target: below {percent(EVEN)})'
+    if cv is not None and is_even(cv):
+        headline = f'{headline[:-1]}, and iterations vary by {percent(cv)} {target}.'
     elif cv is not None:
         headline = (
-            f'No single cost is worth a change, but iterations vary by {percent(cv)} (target: '
-            f'below 10 %); stalls cost {percent(run.share(lost))}.'
+            f'No single cost is worth a change, but iterations vary by {percent(cv)} {target}; '
+            f'stalls cost {percent(run.share(lost))}.'
         )
-    busy = run.device_share
+    busy = run.device_busy
     if busy is not None and busy >= 1 - IDLE:
         why.append(
-            f'The device is the limit: it works for {percent(busy)} of an iteration. What is left '
-            'are mixed precision (--amp) and channels_last.'
+            f'The device is the limit: it was busy for {percent(busy)} of the time, by its driver '
+            f'at {counted(run.device_looks, "look")}. What is left are mixed precision (--amp) and '
+            'channels_last.'
         )
         change = _mixed_precision(run, 'less work for the device')
     elif not run.machine.get('accelerator'):

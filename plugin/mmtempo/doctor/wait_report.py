@@ -22,6 +22,7 @@ from rich.table import Table
 
 from ..core.waits import Wait, WaitCensus
 from ..hooks.sparse_logger_hook import SparseLoggerHook, writes_line
+from ..hooks.training_monitor import end_monitored
 from ..launch import LaunchError, build_runner, has_accelerator
 from ..overlay import optim_wrapper_class, stock, zero_wait
 
@@ -221,8 +222,8 @@ def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
         runner._hooks = [opened, *runner.hooks, _Close(opened)]
         try:
             runner.train()
-        except _Enough:
-            pass
+        except _Enough as enough:
+            end_monitored(enough)
         finally:
             if opened.census is not None:
                 opened.census.__exit__(None, None, None)

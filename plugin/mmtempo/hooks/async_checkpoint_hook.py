@@ -13,6 +13,7 @@ from mmengine.runner import Runner
 from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
+from .policy_resume import fit_to_policy
 from .snapshot_fence import SnapshotFence, change_weights_after
 from .stop_on_signal import StopOnSignal, counts_epochs, repeats_epochs
 
@@ -90,6 +91,10 @@ class AsyncCheckpointHook(CheckpointHook):
         # Called twice: the fence takes a place before this hook while they are gone through.
         if self._fence.join(runner) and isinstance(runner, Runner):  # others may save folders
             folder.mend_marker(runner, folder.resolved(runner, self._asked_dir))
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        if getattr(runner, '_resume', False):
+            fit_to_policy(runner, checkpoint)
 
     def before_train(self, runner: Any) -> None:
         self.out_dir = self._asked_dir  # stock would add the work dir's name each time

@@ -33,9 +33,11 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 class _Mark(Hook):
     """Does something at some stages, and at the others nothing, in no time."""
 
-    before_train_iter = after_train_iter = staticmethod(_nothing)  # type: ignore[assignment]
+    before_train_iter = after_train_iter = staticmethod(_nothing)
 
-    def __init__(self, actions: dict[str, Callable[..., None]]) -> None:
+    def __init__(self, actions: dict[str, Callable[..., None]], priority: Any = 'VERY_LOW') -> None:
+        # That of its hook, so that a hook which is registered later finds the place it would have.
+        self.priority = priority
         for stage, action in actions.items():
             setattr(self, stage, action)
 
@@ -64,12 +66,13 @@ class HookMarks:
     ) -> None:
         self._timeline, self._opening, self._closing = timeline, opening or {}, closing or {}
         self.categories: dict[str, str] = {}  # of phases
+        self._count = 0
 
     def join(self, runner: Any) -> None:
         """Take their places; also while the runner goes through its hooks."""
         self.leave(runner)
         opening = {stage: self._marking(name) for stage, name in BEFORE.items()}
-        joined: list[Hook] = [_Mark({**opening, **self._opening})]
+        joined: list[Hook] = [_Mark({**opening, **self._opening}, 'HIGHEST')]
         names: list[str] = []
         for hook in runner.hooks:
             joined.append(hook)
@@ -81,14 +84,20 @@ class HookMarks:
             if names.count(name) > 1:
                 name = f'{name} {names.count(name)}'
             self.categories[name] = category_of(hook)
-            joined.append(_Mark(dict.fromkeys(stages, self._marking(name))))
+            joined.append(_Mark(dict.fromkeys(stages, self._marking(name)), hook.priority))
         self._close_with(joined)
+        self._count = len(joined)
         # Another list: who goes through the old one is not led astray.
         runner._hooks = joined
 
+    def join_again(self, runner: Any) -> None:
+        """Where hooks were registered since, by other hooks."""
+        if len(runner.hooks) != self._count:
+            self.join(runner)
+
     def _close_with(self, joined: list[Hook]) -> None:
         """Let the last mark of a stage do what is to be done behind all hooks."""
-        last = joined[-1] if isinstance(joined[-1], _Mark) else _Mark({})
+        last = joined[-1] if isinstance(joined[-1], _Mark) else _Mark({}, 'LOWEST')
         if last is not joined[-1]:
             joined.append(last)
         for stage, closing in self._closing.items():

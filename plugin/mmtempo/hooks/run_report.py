@@ -1,4 +1,8 @@
-"""What a monitored training has to tell: windows while it runs, and a summary of all of it."""
+"""What a monitored training has to tell: windows while it runs, and a summary of all of it.
+
+Other hooks know `core` alone. This one needs the verdict of `doctor` and the table of `report`,
+because a run has to end with both, and whoever passed them in would import them instead.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 from ..core.durations import duration
 from ..core.run_record import VERSION, RunRecord
 from ..core.tempo_meter import TempoMeter
+from ..core.window_means import WindowMeans
 from ..doctor.verdict import judge
 from ..machine import machine
 from ..report.terminal import to_text
@@ -17,6 +22,9 @@ PLANNED = ('evaluation', 'checkpoint', 'logging', 'warm-up')
 # Share of a window that must be lost before the log says so.
 WORTH_A_LINE = 0.05
 MOST_WARNINGS = 50
+# Iterations that a summary has one by one while the run goes on. Measured here: 5 ms and 10 KB more
+# than the 9 ms and 23 KB without; all 1024 of them, as at the end, would take 47 ms and 82 KB.
+RING = 128
 
 
 class RunReport:
@@ -36,7 +44,8 @@ class RunReport:
         self._machine = machine()
         self._started = time.time()
         self._warnings: list[str] = []
-        self._known: dict[str, Any] = {}  # the newest of device, memory, ranks and stages
+        self._known: dict[str, Any] = {}  # the newest of device, memory, stages, and ranks
+        self._means = WindowMeans()
         self._append(
             dict(
                 kind='run',
@@ -50,7 +59,7 @@ class RunReport:
         )
 
     def know(self, **facts: Any) -> None:
-        """Something that the next window and the summary have as well; None is not known."""
+        """Something that the summary has as well, or the next window; None is not known."""
         self._known.update({key: fact for key, fact in facts.items() if fact})
 
     def warn(self, text: str, iteration: int) -> None:
@@ -94,7 +103,7 @@ class RunReport:
 
     @staticmethod
     def data_and_step(window: dict[str, Any] | None) -> tuple[float, float]:
-        """Seconds of an iteration that were spent waiting for data, and otherwise but evaluating."""
+        """Seconds of an iteration: waited for data, and all else but evaluation."""
         if window is None:
             return 0.0, 0.0
         phases, count = window['phases'], window['iterations']
@@ -120,7 +129,6 @@ class RunReport:
         found, stalls = self._meter.take(is_last=True)
         self._write(found, stalls)
         summary = self._summary(status, error)
-        summary['ring'] = self._meter.ring()
         self._append(
             dict(
                 kind='end',
@@ -136,19 +144,23 @@ class RunReport:
 
     def _write(self, found: dict[str, Any] | None, stalls: list[dict]) -> dict[str, Any] | None:
         window = None
+        stalls = [dict(kind='stall', **stall) for stall in stalls]
+        self._append(*stalls)
         if found is not None:
             window = dict(kind='window', time=time.time(), **self._with_samples(found))
-            window.update({key: one for key, one in self._known.items() if key != 'stages'})
-            if 'memory' in window:
-                window['memory'] = window['memory']['now']
-            stalls = [dict(kind='stall', **stall) for stall in stalls]
-            self._append(*stalls, window)
+            ranks = self._known.pop('ranks', None)
+            if ranks is not None:
+                window['ranks'] = ranks
+            if 'memory' in self._known:
+                window['memory'] = self._known['memory']['now']
+            self._means.add(window)
+            self._append(window)
             window = dict(window, stalls=stalls)
         if self._record is not None and self._record.is_due:
-            self._record.summarise(self._summary('running', None))
+            self._record.summarise(self._summary('running', None, RING))
         return window
 
-    def _summary(self, status: str, error: str | None) -> dict[str, Any]:
+    def _summary(self, status: str, error: str | None, ring: int | None = None) -> dict[str, Any]:
         summary: dict[str, Any] = dict(
             version=VERSION,
             status=status,
@@ -162,6 +174,7 @@ class RunReport:
             warnings=self._warnings,
             **self._with_samples(self._meter.summary(self._intervals())),
             **self._known,
+            **self._means.figures(),
         )
         if summary['iterations']:
             verdict = judge(summary)
@@ -170,6 +183,7 @@ class RunReport:
                 why=verdict.why,
                 change=[dict(override=one.override, why=one.why) for one in verdict.change],
             )
+        summary['ring'] = self._meter.ring(ring)
         return summary
 
     def _with_samples(self, figures: dict[str, Any]) -> dict[str, Any]:

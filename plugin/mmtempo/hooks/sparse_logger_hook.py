@@ -16,6 +16,9 @@ from ..core.eta import RemainingTime
 from .progress_bar import ProgressBar
 from .sparse_scalars import SparseScalars
 
+# In the message hub, until the line is written: what another hook has for the same step.
+ALONG = 'mmtempo_along'
+
 
 @HOOKS.register_module()
 class SparseLoggerHook(LoggerHook):
@@ -167,6 +170,19 @@ def _times_left(done: int, total: int, interval: int, at_end: bool) -> int:
     return max(0, last - done // interval)
 
 
+class _Along:
+    """A visualizer that shows some scalars more, in the same step."""
+
+    def __init__(self, visualizer: Any, scalars: dict[str, float]) -> None:
+        self._visualizer, self._scalars = visualizer, scalars
+
+    def add_scalars(self, scalars: dict, *args: Any, **kwargs: Any) -> None:
+        self._visualizer.add_scalars({**scalars, **self._scalars}, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._visualizer, name)
+
+
 class _Moment:
     """The runner as it was at a log point, for what is written later."""
 
@@ -176,7 +192,10 @@ class _Moment:
         self.iter, self.epoch = runner.iter, runner.epoch
         # Under DDP stock would ask the model's device for the peak of memory, and wait for it.
         self.model = None
-        self._infos = dict(runner.message_hub.runtime_info)
+        infos = runner.message_hub.runtime_info
+        along = infos.pop(ALONG, None)
+        self.visualizer = _Along(runner.visualizer, along) if along else runner.visualizer
+        self._infos = dict(infos)
 
     @cached_property
     def message_hub(self) -> MessageHub:

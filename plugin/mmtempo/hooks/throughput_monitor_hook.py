@@ -9,7 +9,7 @@ from mmengine.hooks import IterTimerHook, LoggerHook
 from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 
-from .sparse_logger_hook import writes_line
+from .sparse_logger_hook import SparseLoggerHook, writes_line
 from .sparse_scalars import SparseScalars
 from .training_monitor import MonitorOptions, TrainingMonitor
 
@@ -41,8 +41,10 @@ class ThroughputMonitorHook(IterTimerHook):
     ``tempo/samples_per_s``     end to end, of all processes
     ``tempo/p95``               seconds; one iteration in twenty takes longer
     ``tempo/cv``                how unsteady iterations are: deviation over mean
-    ``tempo/lost``              share of the time that slow iterations have lost
-    ``tempo/data``              share of the time spent waiting for data; so for other phases
+    ``tempo/lost``              share of all time so far that slow iterations have lost,
+                                evaluations and saves among them
+    ``tempo/data``              share of the time spent waiting for data; so for other phases,
+                                each hook's as ``tempo/SparseLoggerHook``
     ==========================  ==================================================================
 
     Args:
@@ -70,14 +72,25 @@ class ThroughputMonitorHook(IterTimerHook):
         self.options = MonitorOptions.checked(interval, stall_factor, watch_interval, stage_profile)
         self._monitor: TrainingMonitor | None = None
         self._timed_at = self._paused_at = 0.0
+        self._is_complete = False
         self._loggers: list[LoggerHook] = []
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
         self._timed_at = time.perf_counter()
         self._loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
-        self._monitor = TrainingMonitor(runner, self.options)
-        self._monitor.begin(runner)
+        self._finish(runner)  # of a training that has failed, begun again by hand
+        try:
+            self._monitor = TrainingMonitor(runner, self.options)
+            self._monitor.begin(runner)
+        except ValueError:  # what the config asks for is not there
+            raise
+        except Exception as error:  # parts of somebody's own, that are not what they stand for
+            self._monitor = None
+            runner.logger.warning(
+                f'ThroughputMonitorHook cannot watch this training ({type(error).__name__}: '
+                f'{error}); it does what IterTimerHook does.'
+            )
 
     def before_val(self, runner: Any) -> None:
         self._paused_at = time.perf_counter()
@@ -85,34 +98,45 @@ class ThroughputMonitorHook(IterTimerHook):
     def after_val(self, runner: Any) -> None:
         self._timed_at += time.perf_counter() - self._paused_at
 
+    def after_train(self, runner: Any) -> None:
+        self._is_complete = True
+
     def after_run(self, runner: Any) -> None:
-        if self._monitor is not None:
-            self._monitor.finish(runner)
-            self._monitor = None
+        self._finish(runner)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if self._monitor is not None:
-            _note(runner.message_hub, 'train/data_time', self._monitor.data_seconds)
+        if self._monitor is None:
+            super().before_train_iter(runner, batch_idx, data_batch)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if self._monitor is None:
+            super().after_train_iter(runner, batch_idx, data_batch, outputs)
             return
         now = time.perf_counter()
         took, self._timed_at = now - self._timed_at, now
         hub = runner.message_hub
         _note(hub, 'train/time', took)
+        _note(hub, 'train/data_time', self._monitor.data_seconds)
         self.time_sec_tot += took
-        is_log_point = any(writes_line(hook, runner, batch_idx) for hook in self._loggers)
-        if is_log_point:
+        lines = [hook for hook in self._loggers if writes_line(hook, runner, batch_idx)]
+        if lines:
             done = runner.iter + 1
             average = self.time_sec_tot / (done - self.start_iter)
             hub.update_info('eta', average * (runner.max_iters - done))
         interval = self.options.interval
-        self._monitor.after_iteration(
-            runner, is_log_point if interval is None else self.every_n_train_iters(runner, interval)
-        )
+        is_due = bool(lines) if interval is None else self.every_n_train_iters(runner, interval)
+        takes_along = SparseScalars.of(hub) is not None
+        joins = takes_along and any(isinstance(hook, SparseLoggerHook) for hook in lines)
+        self._monitor.after_iteration(runner, is_due, joins)
+
+    def _finish(self, runner: Any) -> None:
+        """Of a training that is complete, or that has failed before somebody goes on by hand."""
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.leave(runner, self._is_complete)
+        self._is_complete = False
 
 
 def _note(hub: MessageHub, key: str, value: float) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_rank
+from mmengine.runner import Runner
 
 from ..core.device_clock import DeviceClock
 from ..core.iteration_counters import IterationCounters
+from ..core.log_histogram import LogHistogram
 from ..core.machine_readings import MachineReadings
 from ..core.machine_watch import MachineWatch
 from ..core.run_record import RunRecord
@@ -23,13 +30,15 @@ from .checkpoint_content import optimizers_of
 from .hook_marks import HookMarks
 from .rank_spread import RankSpread
 from .run_report import RunReport
+from .sparse_logger_hook import ALONG
 from .stage_window import StageWindow
-from .training_setting import compiled_frames, files_of, setting_of, shape_of
+from .training_setting import compiled_frames, files_of, length_of, setting_of, shape_of
 
 # Iterations that may be slow because they are the first ones.
 WARM_UP = 5
-# Iterations after which the meter looks, if nobody logs: the timeline keeps four times as many.
-MOST_UNSEEN = 256
+# Iterations after which the meter looks, if nobody logs. The timeline keeps 1024; of those the
+# meter may want to see again the last 384.
+MOST_UNSEEN = 600
 UPDATE, ACCUMULATION = range(2)
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
@@ -53,7 +62,8 @@ class MonitorOptions:
         number = isinstance(options.watch_interval, (int, float)) and options.watch_interval >= 0
         options._check('watch_interval', number, 'seconds, or 0 for none')
         profile = options.stage_profile
-        known = profile is None or set(profile) <= {'modules', 'begin', 'iterations'}
+        keys = {'modules', 'begin', 'iterations'}
+        known = profile is None or (isinstance(profile, dict) and set(profile) <= keys)
         options._check('stage_profile', known, "a dict of 'modules', 'begin', 'iterations'")
         return options
 
@@ -65,7 +75,18 @@ class MonitorOptions:
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+# Of this process; as long as they go on.
+_going_on: weakref.WeakSet[TrainingMonitor] = weakref.WeakSet()
+
+
+def end_monitored(error: BaseException) -> None:
+    """What trains in this process has ended with an error, and says so in its files."""
+    for monitor in list(_going_on):
+        with contextlib.suppress(Exception):  # that error is what counts
+            monitor.abandon(error)
 
 
 class TrainingMonitor:
@@ -120,8 +141,11 @@ class TrainingMonitor:
         self._loader: Any = runner.train_dataloader
         self._shapes: set[tuple] = set()
         self._knows_updates = False
-        self._device_seconds: dict[str, float] = {}
+        self._device_parts: dict[str, LogHistogram] = {}
+        self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
+        self._worker_of = worker_of(runner)
         self._end_of_run: weakref.finalize | None = None
+        self._has_ended = False
 
     @property
     def data_seconds(self) -> float:
@@ -141,44 +165,75 @@ class TrainingMonitor:
         if self._watch is not None:
             self._watch.start()
         # When the run has failed nobody tells: then it goes, or Python ends.
-        self._end_of_run = weakref.finalize(runner, self._abandoned)
+        self._end_of_run = weakref.finalize(runner, self.abandon)
+        _going_on.add(self)
         activate(self.timeline)
         self.timeline.start()
 
-    def after_iteration(self, runner: Any, is_log_point: bool) -> None:
-        """Once an iteration, from within the hooks behind its step."""
+    def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
+        """Once an iteration, from within the hooks behind its step.
+
+        Args:
+            runner: Of the training.
+            is_log_point: Whether to tell what was found.
+            joins: Whether a `SparseLoggerHook` writes a line now, which takes ours along.
+                Defaults to False.
+        """
         if is_log_point:
-            self._tell(runner)
+            self._tell(runner, joins)
         elif self.timeline.ended - self.report.seen >= MOST_UNSEEN:
+            self._gather(runner.iter + 1)
             self.report.look()
 
-    def finish(self, runner: Any) -> None:
-        """The training is complete."""
-        self._end('completed')
+    def leave(self, runner: Any, is_complete: bool) -> None:
+        """The training is over, or another one begins."""
+        if is_complete:
+            self._end('completed')
+        else:
+            self.abandon()
         self._marks.leave(runner)
 
+    def abandon(self, error: BaseException | None = None) -> None:
+        """The training was not completed: it has failed, or somebody has ended it.
+
+        Args:
+            error: What has ended it. Defaults to None: what Python says has.
+        """
+        error = error or _error_of_a_training()
+        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self._end('interrupted')
+        else:
+            self._end('crashed', f'{type(error).__name__}: {error}')
+
     def _open(self, runner: Any, batch_idx: int = 0, data_batch: Any = None) -> None:
-        """Before the first hook of an iteration: its batch is here, and the one before has ended."""
+        """Before the first hook of an iteration: its batch is here, the one before has ended."""
         self._close()
         timeline = self.timeline
         timeline.mark(self._data)
         self._last = number = self._last + 1
         self._number = number
+        if number == self._first:
+            self._marks.join_again(runner)
         shape = shape_of(data_batch)
         self._note = dict(shape=shape)
         if number < self._first + WARM_UP:
             self._note['is_first'] = True
-        elif shape is not None and shape not in self._shapes:
+        elif shape is not None and shape not in self._shapes and len(self._shapes) < MOST_SHAPES:
             self._note['is_new_shape'] = True
         if shape is not None and len(self._shapes) < MOST_SHAPES:
             self._shapes.add(shape)
-        delivery = getattr(self._loader, 'delivery', None)
-        if delivery is not None:
-            self._note['delivery'] = delivery
-        elif data_batch is not None and self._is_late():
-            workers = getattr(self._loader, 'num_workers', 0)
+        if not self._note_delivery() and data_batch is not None and self._is_late():
             self._note['files'] = files_of(data_batch)
-            self._note['worker'] = batch_idx % workers if workers else None
+            self._note['worker'] = self._worker_of(batch_idx)
+
+    def _note_delivery(self) -> bool:
+        """How the batch came; of several in one iteration, the one that was waited for longest."""
+        deliveries = getattr(self._loader, 'deliveries', None)
+        if not deliveries:
+            return False
+        latest = itertools.islice(reversed(deliveries), self._batches)
+        self._note['delivery'] = max(latest, key=lambda one: one.waited)
+        return True
 
     def _is_late(self) -> bool:
         """Whether it is worth to find out what a batch was made of."""
@@ -188,7 +243,7 @@ class TrainingMonitor:
         self._step.begin()
         if self._device_clock is not None:
             self._device_clock.begin()
-        if self._profile is not None:
+        if self._profile is not None and self._number is not None:
             self._profile.begin(self._number)
 
     def _on_step(self, part: str) -> None:
@@ -205,8 +260,11 @@ class TrainingMonitor:
             self._step.end()
         else:
             self._on_step('train_step')
+        if self._batches > 1:
+            self._note_delivery()
+        if self._number is None:  # a loop of somebody's own, without the hooks before
+            return
         if self._device_clock is not None:
-            assert self._number is not None
             self._device_clock.end(self._number)
         if self._profile is not None:
             self._profile.end(self._number)
@@ -223,7 +281,7 @@ class TrainingMonitor:
         self.timeline.close(self._number, kind, self._totals, self._note)
         self._number = None
 
-    def _tell(self, runner: Any) -> None:
+    def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""
         iteration = runner.iter + 1
         self._gather(iteration)
@@ -235,15 +293,17 @@ class TrainingMonitor:
         line = self.report.line(window)
         if line is not None:
             runner.logger.info(line)
-        runner.visualizer.add_scalars(self.report.scalars(window), step=iteration)
+        scalars = self.report.scalars(window)
+        if joins:  # in one call: W&B counts calls, whatever step they name
+            runner.message_hub.update_info(ALONG, scalars)
+        else:
+            runner.visualizer.add_scalars(scalars, step=iteration)
 
     def _gather(self, iteration: int) -> None:
         """What watches beside the timeline have found."""
         if self._device_clock is not None:
-            for _, parts in self._device_clock.take():
-                for part, seconds in parts.items():
-                    self._device_seconds[part] = self._device_seconds.get(part, 0.0) + seconds
-        self.report.know(device=dict(self._device_seconds), ranks=self._ranks.take())
+            self._count_device(self._device_clock.take())
+        self.report.know(ranks=self._ranks.take())
         if self._watch is not None:
             latest = self._watch.latest()
             if latest:
@@ -256,27 +316,70 @@ class TrainingMonitor:
             if stages is not None:
                 self.report.stages(stages)
 
+    def _count_device(self, iterations: list[tuple[int, dict[str, float]]]) -> None:
+        for part in {part for _, parts in iterations for part in parts}:
+            seconds = [parts[part] for _, parts in iterations if part in parts]
+            self._device_parts.setdefault(part, LogHistogram()).add(np.array(seconds))
+        self.report.know(
+            device={
+                part: dict(seconds=one.total, p50=one.quantile(0.5), count=one.count)
+                for part, one in self._device_parts.items()
+            }
+        )
+
     def _end(self, status: str, error: str | None = None) -> None:
-        """Stop watching, and write what is left."""
+        """Stop watching, and write what is left; once."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         if self._end_of_run is not None:
             self._end_of_run.detach()
+        _going_on.discard(self)
         deactivate(self.timeline)
         self._close()
-        self._step.close()
-        self._counters.stop()
-        if self._profile is not None:
-            self._profile.close()
-        self._gather(self._last)
-        if self._watch is not None:
-            self._watch.stop()
+        for stop in self._to_stop():
+            try:
+                stop()
+            except Exception as problem:  # a device that has failed does so whoever asks it
+                self._logger.warning(f'ThroughputMonitorHook: {type(problem).__name__}: {problem}')
         summary = self.report.end(status, error)
         if self._writes and summary['iterations']:
             self._logger.info(self.report.text(summary))
 
-    def _abandoned(self) -> None:
-        """The training was not completed: it has failed, or somebody has ended it."""
-        error = getattr(sys, 'last_value', None)
-        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
-            self._end('interrupted')
-        else:
-            self._end('crashed', f'{type(error).__name__}: {error}')
+    def _to_stop(self) -> Iterator[Callable[[], Any]]:
+        yield self._step.close
+        yield self._counters.stop
+        if self._profile is not None:
+            yield self._profile.close
+        yield lambda: self._gather(self._last)
+        if self._watch is not None:
+            yield self._watch.stop
+
+
+def _error_of_a_training() -> BaseException | None:
+    """What Python says has ended the program, if it came out of a Runner: in a notebook, what it
+    says may be any other error of before."""
+    error = getattr(sys, 'last_value', None)
+    frame = getattr(error, '__traceback__', None)
+    while frame is not None:
+        if frame.tb_frame.f_code is Runner.train.__code__:
+            return error
+        frame = frame.tb_next
+    return None
+
+
+def worker_of(runner: Any) -> Callable[[int], int | None]:
+    """Which worker of a stock loader has made a batch, by its number; None where that is not known.
+
+    Batches go around among workers, from the first one on whenever the loader begins anew.
+    """
+    loader = runner.train_dataloader
+    workers, length = getattr(loader, 'num_workers', 0), length_of(loader)
+    by_epoch, is_resumed = hasattr(runner.train_loop, 'run_epoch'), runner.iter > 0
+    is_endless = isinstance(getattr(loader, 'sampler', None), InfiniteSampler)
+
+    def worker(batch: int) -> int | None:
+        knows = by_epoch or (not is_resumed and (is_endless or batch < (length or 0)))
+        return batch % workers if workers and knows else None
+
+    return worker

@@ -157,7 +157,7 @@ class Pipeline:
     def _take(self) -> Any:
         try:
             if isinstance(self._source, Background):
-                batch = self._take_from(self._source)
+                batch, self._origin = self._take_from(self._source), None
                 if not isinstance(batch, (Packed, Pinned)):
                     return batch
                 self._origin = batch.origin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
@@ -18,6 +19,7 @@ from .worker import Board, InSlab, SeededDataset, WorkerStart
 from .worker_pool import Feed, WorkerPool
 
 Stage = Callable[[Iterator], Iterator]
+LAST = 64  # batches of which it is kept how they came
 
 
 class PrefetchDataLoader:
@@ -82,7 +84,7 @@ class PrefetchDataLoader:
         self.seed, self.rank, self.processes = seed, rank, processes
         self.place = Place(processes=processes)
         self.waiting = Waiting()
-        self.delivery: Delivery | None = None  # of the last batch
+        self.deliveries: collections.deque[Delivery] = collections.deque(maxlen=LAST)
         self._endless, self.is_closed = endless, False
         self._stage: Stage | None = None
         self._board = Board(plan.num_workers)
@@ -112,6 +114,11 @@ class PrefetchDataLoader:
         # Before multiprocessing itself waits for its processes, at the end of this one.
         self._end = Finalize(self, self._pool.close, exitpriority=100)
 
+    @property
+    def delivery(self) -> Delivery | None:
+        """How the last batch came; None before there was one."""
+        return self.deliveries[-1] if self.deliveries else None
+
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
@@ -139,7 +146,8 @@ class PrefetchDataLoader:
         except Exception:
             self._drop()  # the next one begins where this has failed
             raise
-        self.place, self.delivery = self._pipeline.delivered()
+        self.place, delivery = self._pipeline.delivered()
+        self.deliveries.append(delivery)
         return batch
 
     def seek(self, place: Place, seed: int | None = None) -> None:

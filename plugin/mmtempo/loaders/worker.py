@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ..core.randomness import seed_generators, seeded
-from ..core.slabs import Loan, pack
+from ..core.slabs import Loan, Packed, pack
 from .batch_stream import Ticket
 
 IDLE, BUSY = range(2)
@@ -126,8 +126,9 @@ class InSlab:
         loan, self._dataset.loan = self._dataset.loan, None
         if loan is None:
             return self._make(samples)
-        packed = pack(loan, self._make, samples)
-        packed.origin = self._dataset.origin()
+        origin, packed = self._dataset.origin(), pack(loan, self._make, samples)
+        if isinstance(packed, Packed):  # where that failed, it is the batch itself
+            packed.origin = origin
         return packed
 
 

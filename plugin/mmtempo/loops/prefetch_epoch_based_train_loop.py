@@ -8,6 +8,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
 from ..loaders import Place, PrefetchDataLoader
+from .accumulation import batches_per_iteration, check_wrapper, counted
 from .prefetching import TrainingBatches, build, prefetch_to_device
 
 
@@ -22,19 +23,28 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
 
         train_cfg = dict(type='PrefetchEpochBasedTrainLoop', max_epochs=24, val_interval=1)
 
+    Where gradients accumulate, an iteration may be an update of all of its batches, as
+    `PrefetchIterBasedTrainLoop` tells; an epoch of n batches has ceil(n / k) of them, and the
+    last one may have fewer batches.
+
     Args:
         runner: The runner.
         dataloader: A stock dataloader dict, see `build_prefetch_dataloader`. A loader that is
             built already is used as `EpochBasedTrainLoop` does.
+        count: What an iteration is: a batch, as in stock's 'iterations', or an update, which is
+            'updates'. Defaults to 'iterations'.
         **kwargs: As for `EpochBasedTrainLoop`.
     """
 
-    def __init__(self, runner: Any, dataloader: Any, **kwargs: Any) -> None:
-        loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, loader, **kwargs)
+    def __init__(
+        self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
+    ) -> None:
+        self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
+        self._loader = build(runner, dataloader, 'train_dataloader', endless=True)
+        super().__init__(runner, counted(self._loader, self.batches_per_iteration), **kwargs)
         self._batches: TrainingBatches | None = None
-        if isinstance(loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(runner, loader)
+        if isinstance(self._loader, PrefetchDataLoader):
+            self._batches = TrainingBatches(runner, self._loader, self.batches_per_iteration)
 
     @property
     def resumes_within_epoch(self) -> bool:
@@ -43,15 +53,16 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
 
     def run(self) -> Any:
         """Train; returns the model."""
+        check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
         if self._batches is None:
             return super().run()
         if self._iter > 0:
             self._batches.resume(lambda: Place(self._epoch))
-        prefetch_to_device(self.dataloader, self.runner.model, training=True)
+        prefetch_to_device(self._loader, self.runner.model, training=True)
         try:
             return super().run()
         finally:
-            self.dataloader.close()
+            self._loader.close()
 
     def run_epoch(self) -> None:
         """What is left of an epoch."""
@@ -60,10 +71,9 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
             return
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        loader = self.dataloader
-        while loader.place.epoch == self._epoch:
-            number = loader.place.batches
-            self.run_iter(number, next(self._batches))
+        while self._loader.place.epoch == self._epoch:
+            batch = next(self._batches)
+            self.run_iter(self._batches.number, batch)
         self._batches.tell()
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1

@@ -8,6 +8,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop
 
 from ..loaders import Place, PrefetchDataLoader, ResumableInfiniteSampler
+from .accumulation import batches_per_iteration, check_wrapper, counted
 from .prefetching import TrainingBatches, build, prefetch_to_device
 
 
@@ -26,31 +27,49 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
 
         train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=200_000, val_interval=5000)
 
+    Where gradients accumulate, an iteration may be an update of all of its batches. Then
+    `max_iters`, `val_interval`, schedules, averages, log lines and checkpoints count updates, and
+    the gradient is the mean over all samples of the update, as that of one large batch; the log
+    has means over them, too. An update ends with the epoch, if the sampler has epochs; hooks are
+    given the first of its batches::
+
+        train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=50_000, count='updates')
+        optim_wrapper = dict(type='SparseOptimWrapper', accumulative_counts=4, ...)
+
+    It is that of the large batch for losses that are means over samples, in models that look at
+    each sample alone, as those with batch normalisation do not.
+
     Args:
         runner: The runner.
         dataloader: A stock dataloader dict, see `build_prefetch_dataloader`. A loader that is
             built already is used as `IterBasedTrainLoop` does.
+        count: What an iteration is: a batch, as in stock's 'iterations', or an update, which is
+            'updates'. Defaults to 'iterations'.
         **kwargs: As for `IterBasedTrainLoop`.
     """
 
-    def __init__(self, runner: Any, dataloader: Any, **kwargs: Any) -> None:
-        loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, loader, **kwargs)
+    def __init__(
+        self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
+    ) -> None:
+        self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
+        self._loader = build(runner, dataloader, 'train_dataloader', endless=True)
+        super().__init__(runner, counted(self._loader, self.batches_per_iteration), **kwargs)
         self._batches: TrainingBatches | None = None
-        if isinstance(loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(runner, loader)
+        if isinstance(self._loader, PrefetchDataLoader):
+            self._batches = TrainingBatches(runner, self._loader, self.batches_per_iteration)
             self.dataloader_iterator = self._batches
-            loader.start_early()  # beside the checkpoint that may be loaded now
+            self._loader.start_early()  # beside the checkpoint that may be loaded now
 
     def run(self) -> Any:
         """Train; returns the model."""
+        check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
         if self._batches is None:
             return super().run()
         self.runner.call_hook('before_train')
         self.runner.call_hook('before_train_epoch')
         if self._iter > 0:
             self._batches.resume(self._place_by_count)
-        prefetch_to_device(self.dataloader, self.runner.model, training=True)
+        prefetch_to_device(self._loader, self.runner.model, training=True)
         try:
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
@@ -61,7 +80,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
                     self.runner.val_loop.run()
             self._batches.tell()
         finally:
-            self.dataloader.close()
+            self._loader.close()
         self.runner.call_hook('after_train_epoch')
         self.runner.call_hook('after_train')
         return self.runner.model
@@ -81,8 +100,9 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     def _place_by_count(self) -> Place:
         """Of a checkpoint of stock's, which counts iterations."""
         loader = self.dataloader
-        epoch, batches = divmod(self._iter, len(loader))
+        epoch, done = divmod(self._iter, len(loader))
         if isinstance(loader.sampler, ResumableInfiniteSampler):  # it counts no epochs
-            epoch, batches = 0, self._iter
+            epoch, done = 0, self._iter
+        batches = done * self.batches_per_iteration
         samples = batches * (loader.batch_size or 1) * loader.processes
         return Place(epoch, batches, samples, loader.processes)

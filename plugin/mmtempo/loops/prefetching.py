@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from mmengine.dist import get_world_size
 from mmengine.hooks import CheckpointHook
 
 from ..core.device import SideStream
 from ..core.prefetch import DevicePrefetcher
+from ..core.timeline import charged_to
 from ..loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
+from .accumulation import LogMeans
 from .staging import stage_for
 
 # In the message hub, which every checkpoint carries.
@@ -49,16 +52,28 @@ def _side_stream(device: torch.device) -> SideStream:
     return SideStream(device)
 
 
+def samples_of_iteration(loop: Any) -> int | None:
+    """Of all processes; None where the loader does not say."""
+    batch = getattr(loop.dataloader, 'batch_size', None)
+    return batch * getattr(loop, 'batches_per_iteration', 1) * get_world_size() if batch else None
+
+
 class TrainingBatches(Iterator):
     """Takes batches of a training's loader, and keeps in its checkpoints how far that is.
+
+    An iteration of several batches takes each when the one before has been trained on, and ends
+    with the epoch. What ends a training within it, as a batch that does not come, loses that
+    iteration alone: weights are those of the last update. Running statistics, as of batch
+    normalisation, have seen the batches that did come.
 
     Args:
         runner: Of the training.
         loader: Of the training.
+        per_iteration: Batches of an iteration. Defaults to 1.
     """
 
-    def __init__(self, runner: Any, loader: PrefetchDataLoader) -> None:
-        self._runner, self._loader = runner, loader
+    def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
+        self._runner, self._loader, self._per_iteration = runner, loader, per_iteration
         self._told = 0
 
     def __next__(self) -> Any:
@@ -67,6 +82,13 @@ class TrainingBatches(Iterator):
         except LoaderError as error:
             save_before_the_end(self._runner, error)
             raise
+
+    @property
+    def number(self) -> int:
+        """Of the iteration that begins with the batch which came last, within its epoch."""
+        length, most = len(self._loader), self._per_iteration
+        left = length - (self._loader.place.batches or length) + 1
+        return -(-length // most) - -(-left // most)
 
     def resume(self, by_count: Callable[[], Place]) -> None:
         """Go to where the checkpoint was.
@@ -78,6 +100,7 @@ class TrainingBatches(Iterator):
         """
         found = dict(self._runner.message_hub.runtime_info.get(PLACE) or {})
         seed, iteration = found.pop('seed', None), found.pop('iter', None)
+        found.pop('per_iteration', None)
         how = ''
         if iteration == self._runner.iter:
             place = Place(**found)
@@ -95,18 +118,52 @@ class TrainingBatches(Iterator):
 
     def _note(self) -> None:
         """A checkpoint of this iteration is behind the batch that it was given."""
-        place = self._loader.place.as_dict()
+        place: dict[str, Any] = self._loader.place.as_dict()
         place.update(seed=self._loader.seed, iter=self._runner.iter + 1)
+        place.update(per_iteration=samples_of_iteration(self._runner.train_loop))
         self._runner.message_hub.update_info(PLACE, place)
 
     def step(self, loop: Any, number: int, batch: Any) -> None:
-        """One iteration, as stock's loops have it; its place counts once a signal would wait."""
+        """One iteration, as stock's loops have it; its place counts once a signal would wait.
+
+        Args:
+            loop: Of the training.
+            number: Of the iteration.
+            batch: Its first, or only one; hooks are given that.
+        """
         runner = self._runner
         runner.call_hook('before_train_iter', batch_idx=number, data_batch=batch)
-        self._note()
-        outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+        if self._per_iteration == 1:
+            self._note()
+            outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+        else:
+            outputs = self._update_with(batch)
         runner.call_hook('after_train_iter', batch_idx=number, data_batch=batch, outputs=outputs)
         loop._iter += 1
+
+    def _update_with(self, batch: Any) -> dict[str, Any]:
+        """Train on a batch and those that follow it, up to an update; what is to be logged."""
+        runner, loader, means = self._runner, self._loader, LogMeans()
+        usual = self._per_iteration * (loader.batch_size or self._samples)
+        runner.optim_wrapper.begin_update(runner.iter, usual)
+        for left in reversed(range(self._per_iteration)):
+            is_last = not left or loader.place.batches == 0  # behind the end of an epoch
+            if is_last:
+                self._note()
+            samples = self._samples
+            runner.optim_wrapper.announce(samples, is_last)
+            means.add(runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper), samples)
+            if is_last:
+                break
+            with charged_to('data'):
+                batch = next(self)
+        return means.take()
+
+    @property
+    def _samples(self) -> int:
+        """Of the batch that came last."""
+        assert self._loader.delivery is not None
+        return len(self._loader.delivery.samples)
 
     def tell(self) -> None:
         """What the loader has to say of itself, for the log."""

@@ -112,6 +112,7 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
         if not scaler.is_enabled():
             super().step(**kwargs)
             return
+        self._complete_window()
         if self.clip_grad_kwargs:
             scaler.unscale_(self.optimizer)
         self._clip_grad()

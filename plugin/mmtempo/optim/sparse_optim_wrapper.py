@@ -14,6 +14,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 
 from ..core.guarded_step import decides_on_device, step_unless
+from .update_window import UpdateWindow
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -48,9 +49,12 @@ class SparseOptimWrapper(OptimWrapper):
 
     `clip_grad=dict(error_if_nonfinite=True)` asks torch to wait in each update.
 
+    With `train_cfg.count='updates'` it is the loop that says which batches make an update: its
+    gradient is the mean over all of their samples then, however many each of them has.
+
     Args:
         optimizer: Updates the parameters.
-        accumulative_counts: Iterations whose gradients make one update. Defaults to 1.
+        accumulative_counts: Batches whose gradients make one update. Defaults to 1.
         clip_grad: Arguments of `clip_grad_norm_`, or with type='value' of `clip_grad_value_`.
             Defaults to None.
         norm_interval: Log the norm in every so many updates, with or without clipping; None
@@ -74,12 +78,71 @@ class SparseOptimWrapper(OptimWrapper):
         # step of AdamW with 237 groups here. After a resume they are plain with stock as well.
         optimizer.param_groups[:] = [dict(group) for group in optimizer.param_groups]
         self.norm_interval = norm_interval
+        self._window: UpdateWindow | None = None  # None where batches are counted
+        self._is_within = False  # resumed in the middle of an update
         self._is_known = False  # whether deciding to skip waits
         self._buffers: list[Tensor] = []
         self._kept: list[Tensor] = []
 
+    def begin_update(self, number: int, samples: int) -> None:
+        """Begin an update whose batches are announced, each before its step, and not counted.
+
+        What an update has left that was not completed, as where no batch came, is thrown away.
+
+        Args:
+            number: Of the update, from 0.
+            samples: Of an update, as a rule.
+        """
+        if self._window is not None:
+            self._window.check_before(number)
+        self._drop_window()
+        self._window = UpdateWindow(number, samples)
+        self._inner_count = number * self._accumulative_counts
+        self._is_within = False
+
+    def announce(self, samples: int, is_last: bool) -> None:
+        """The next batch of the update is at its turn.
+
+        Args:
+            samples: That it has.
+            is_last: Whether it completes the update.
+        """
+        assert self._window is not None, 'begin_update comes first'
+        self._window.announce(samples, is_last)
+
+    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
+        """As stock; that an update is resumed in its middle is said only where that is so."""
+        self._drop_window()
+        within = init_counts % self._accumulative_counts
+        super().initialize_count_status(model, init_counts - within, max_counts)
+        self._inner_count, self._is_within = init_counts, within > 0
+
+    def should_update(self) -> bool:
+        """Whether this batch completes an update."""
+        return super().should_update() if self._window is None else self._window.is_last
+
+    def should_sync(self) -> bool:
+        """Whether processes exchange their gradients behind this batch."""
+        return super().should_sync() if self._window is None else self._window.is_last
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The share that a batch has in its update."""
+        if self._window is not None:
+            return loss / self._window.divisor()
+        if self._is_within:
+            self._is_within = False
+            print_log(
+                f'Iteration {self._inner_count + 1} is in the middle of an update of '
+                f'{self._accumulative_counts} (optim_wrapper.accumulative_counts): the gradients '
+                "of those before were not saved. With train_cfg.count='updates' none are lost.",
+                logger='current',
+                level=logging.WARNING,
+            )
+        return super().scale_loss(loss)
+
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, then update, or skip the update on the device."""
+        self._complete_window()
         norm = self._clip_grad(measure=self.skip_nonfinite)
         store = self._store()
         if norm is not None and store is not None:
@@ -102,6 +165,19 @@ class SparseOptimWrapper(OptimWrapper):
             self._kept = [part.clone() for part in self._buffers]
         with OptimWrapper.optim_context(self, model):
             yield
+
+    @torch.no_grad()
+    def _complete_window(self) -> None:
+        """Make a mean over samples of the gradients, where the batches were not as usual."""
+        factor = 1.0 if self._window is None else self._window.complete()
+        if factor != 1.0:
+            grads = (param.grad for param in self._with_gradient())
+            torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
+
+    def _drop_window(self) -> None:
+        if self._window is not None and not self._window.is_complete:
+            self.zero_grad()
+        self._window = None
 
     @torch.no_grad()
     def _restore_buffers(self, bad: Tensor) -> None:
@@ -141,7 +217,7 @@ class SparseOptimWrapper(OptimWrapper):
     def _is_norm_due(self, clips_by_norm: bool) -> bool:
         if self.norm_interval is None:
             return clips_by_norm
-        # By iterations, which a resumed run goes on counting; the last update may have fewer.
+        # By batches, which a resumed run goes on counting; the last update may have fewer.
         update = -(-self._inner_count // self._accumulative_counts)
         return update % self.norm_interval == 0
 

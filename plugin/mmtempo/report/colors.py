@@ -10,10 +10,10 @@ PHASES = {
     'to_device': '--sky',
     'forward': '--blue',
     'backward': '--green',
+    'forward and backward': '--blue',
+    'train_step': '--blue',
     'step': '--purple',
     'evaluation': '--yellow',
-    'checkpoint': '--vermilion',
-    'logging': '--brown',
     'everything else': '--blue',
     'unexplained': '--grey',
     'other': '--pale',
@@ -28,7 +28,7 @@ CATEGORIES = {
     'memory': '--sky',
     'host': '--blue',
     'device': '--olive',
-    'warm-up': '--pale',
+    'warm-up': '--slate',
     'unexplained': '--grey',
 }
 # One symbol a category as well: colour alone does not tell them apart for everybody.
@@ -45,6 +45,13 @@ SYMBOLS = {
     'warm-up': 'circle-open',
     'unexplained': 'diamond-open',
 }
+# Words in names of phases: saving and logging look alike, whichever hook does it.
+_WORDS = {
+    'checkpoint': '--vermilion',
+    'SnapshotFence': '--vermilion',
+    'Checkpoint': '--vermilion',
+    'Logger': '--brown',
+}
 _HOOKS = ('--olive', '--slate', '--rose', '--sand', '--plum', '--navy', '--moss', '--clay')
 
 
@@ -53,15 +60,11 @@ def phase_colors(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     turns = 0
     for name in names:
-        known = PHASES.get(name) or _color_of_hook(name)
+        known = PHASES.get(name) or _color_by_word(name)
         found[name] = known or _HOOKS[turns % len(_HOOKS)]
         turns += known is None
     return found
 
 
-def _color_of_hook(name: str) -> str | None:
-    """Saving and logging look alike, whichever hook does it."""
-    for word, phase in (('Checkpoint', 'checkpoint'), ('Logger', 'logging')):
-        if word in name:
-            return PHASES[phase]
-    return None
+def _color_by_word(name: str) -> str | None:
+    return next((color for word, color in _WORDS.items() if word in name), None)

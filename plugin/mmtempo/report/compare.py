@@ -14,6 +14,7 @@ from .figures import MISSING, digits, duration, number, percent, size
 from .run_log import RunLog
 
 LEAST = 0.001  # share of the time from which on a phase is listed
+EVALUATION = ('phases', 'evaluation', 'seconds')
 # What has to be the same for speeds to be comparable, and what to call it.
 _MACHINE = ('cpu', 'cores', 'accelerator', 'torch')
 _SETTING = ('batch_size', 'effective_batch', 'world', 'accumulation')
@@ -64,10 +65,11 @@ class Comparison:
     @property
     def speed(self) -> Row:
         """What is judged: samples a second where both runs know them, else iterations."""
-        for key, name in (('samples_per_s', 'samples/s'), ('it_per_s', 'it/s')):
-            a, b = number(self.a.summary.get(key)), number(self.b.summary.get(key))
-            if a and b is not None:
-                return Row(f'{name}, end to end', a, b, digits, higher=True)
+        known = {row.name: row for row in self.rows}
+        for name in ('samples/s', 'it/s'):
+            row = known.get(f'{name}, {_whole(self.a, self.b)}')
+            if row is not None and row.a and row.b is not None:
+                return row
         raise ValueError(
             f'{self.a.source} and {self.b.source}: no speed that both runs have; expected '
             'samples_per_s or it_per_s in both, which a run has from its first log point on'
@@ -99,8 +101,36 @@ class Comparison:
 
 
 def compare(a: RunLog, b: RunLog) -> Comparison:
-    """Put two runs side by side."""
-    return Comparison(a, b, _rows(a.summary, b.summary), _warnings(a, b))
+    """Put two runs side by side; without evaluations where one of them has only stock logs."""
+    first, second = a.summary, b.summary
+    if a.kind != b.kind:
+        first, second = without_evaluation(a), without_evaluation(b)
+    return Comparison(a, b, _rows(first, second, _whole(a, b)), _warnings(a, b))
+
+
+def _whole(a: RunLog, b: RunLog) -> str:
+    """What speeds are of."""
+    return 'end to end' if a.kind == b.kind else 'without evaluations'
+
+
+def without_evaluation(log: RunLog) -> dict[str, Any]:
+    """A summary whose speeds and shares leave out evaluations, as those of stock logs do."""
+    summary = log.summary
+    seconds, evaluation = _get(summary, ('seconds',)), _get(summary, EVALUATION)
+    if log.kind == 'stock' or not seconds or not evaluation:
+        return summary
+    left = seconds - evaluation
+    found = dict(summary, seconds=left)
+    for key in ('it_per_s', 'samples_per_s'):
+        speed = _get(summary, (key,))
+        if speed is not None and left > 0:
+            found[key] = speed * seconds / left
+    found['phases'] = {
+        name: dict(entry, share=(number(entry.get('seconds')) or 0.0) / left if left > 0 else None)
+        for name, entry in summary['phases'].items()
+        if name != EVALUATION[1]
+    }
+    return found
 
 
 def allowed_slowdown(text: str) -> float:
@@ -117,15 +147,15 @@ def allowed_slowdown(text: str) -> float:
     )
 
 
-def _rows(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
+def _rows(a: dict[str, Any], b: dict[str, Any], whole: str) -> list[Row]:
     def row(name: str, keys: tuple, show: Callable, higher: bool | None = None) -> Row:
         return Row(name, _get(a, keys), _get(b, keys), show, higher)
 
     rows = [
         row('steady it/s', ('steady',), digits, True),
-        row('it/s, end to end', ('it_per_s',), digits, True),
+        row(f'it/s, {whole}', ('it_per_s',), digits, True),
         row('samples/s, steady', ('samples_per_s_steady',), digits, True),
-        row('samples/s, end to end', ('samples_per_s',), digits, True),
+        row(f'samples/s, {whole}', ('samples_per_s',), digits, True),
         row('iteration, p50', ('p50',), duration, False),
         row('iteration, p95', ('p95',), duration, False),
         row('iteration, p99', ('p99',), duration, False),
@@ -138,9 +168,10 @@ def _rows(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
         )
         rows.append(row(f'{name}, share', ('phases', name, 'share'), percent))
     for name, keys in (
-        ('peak memory, all processes', ('tree_pss',)),
+        ('peak memory, all processes (PSS)', ('tree_pss',)),
+        ('peak memory, all processes (RSS)', ('tree_rss',)),
         ('peak memory, main process', ('main_rss',)),
-        ('peak RAM of the machine in use', ('ram_used',)),
+        ('peak RAM in use', ('ram_used',)),
         ('peak device memory', ('device', 'allocated')),
     ):
         show = percent if keys == ('ram_used',) else size
@@ -173,9 +204,11 @@ def _each(summary: dict[str, Any], phase: str) -> float | None:
 def _warnings(a: RunLog, b: RunLog) -> list[str]:
     found = []
     if a.kind != b.kind:
+        ours = a if a.kind == 'tempo' else b
+        took = duration(_get(ours.summary, EVALUATION) or 0.0)
         found.append(
-            'one run has stock logs only, whose times leave out evaluations and count logging '
-            'and saving as data'
+            'one run has stock logs only, whose times leave out evaluations: those of the other '
+            f'one ({took}) are left out here as well. Stock counts logging and saving as data'
         )
     for what, keys, first, second in (
         ('machines differ', _MACHINE, a.machine, b.machine),

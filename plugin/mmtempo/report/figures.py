@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core import durations
+
 MISSING = '\N{EN DASH}'
 _SIZES = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 
@@ -21,28 +23,14 @@ def digits(value: Any, unit: str = '') -> str:
     found = number(value)
     if found is None:
         return MISSING
-    size = abs(found)
-    places = (
-        0 if size >= 99.95 or found == 0 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
-    )
-    text = f'{found:,.{places}f}'.replace(',', '\u202f')
+    text = durations.digits(found)
     return f'{text} {unit}' if unit else text
 
 
 def duration(value: Any) -> str:
     """Seconds in the unit that suits them."""
     found = number(value)
-    if found is None:
-        return MISSING
-    if abs(found) < 0.9995e-3:
-        return digits(1e6 * found, 'µs') if found else '0 s'
-    if abs(found) < 0.9995:
-        return digits(1e3 * found, 'ms')
-    if abs(found) < 99.95:
-        return digits(found, 's')
-    minutes, seconds = divmod(round(found), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours} h {minutes:02} min' if hours else f'{minutes} min {seconds:02} s'
+    return MISSING if found is None else durations.duration(found)
 
 
 def size(value: Any) -> str:
@@ -60,11 +48,7 @@ def size(value: Any) -> str:
 def percent(value: Any) -> str:
     """A fraction, in percent."""
     found = number(value)
-    if found is None:
-        return MISSING
-    if found and abs(found) < 0.0005:
-        return '< 0.1 %' if found > 0 else '> -0.1 %'
-    return f'{100 * found:.1f} %'
+    return MISSING if found is None else durations.percent(found)
 
 
 def significant(value: Any, places: int = 5) -> float | None:

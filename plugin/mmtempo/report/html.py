@@ -11,6 +11,7 @@ from pathlib import Path
 from . import overview, tables
 from .chart import Chart
 from .charts import charts, colors_of
+from .files import write_whole
 from .markup import Markup, element, put, script_json
 from .run_log import RunLog
 
@@ -29,15 +30,7 @@ def plotly_script() -> str:
 
 def write_html(log: RunLog, path: str | os.PathLike[str]) -> Path:
     """Write the report of a run; returns where it is."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'{path}: the folder {path.parent} does not exist')
-    text = page(log, plotly_script())
-    # Whole or not at all: a run that goes on may be looked at again and again.
-    part = path.with_name(f'{path.name}.part')
-    part.write_text(text, encoding='utf-8')
-    os.replace(part, path)
-    return path
+    return write_whole(path, page(log, plotly_script()))
 
 
 def page(log: RunLog, script: str) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .chart import Chart, Line, series
+from .chart import Chart, Line, plain, series
 from .figures import number
 
 
 def memory(windows: list[Line]) -> Chart | None:
     """Bytes above, shares below, of the samples at the log points."""
+    samples = [line['memory'] for line in windows if line.get('memory')]
+    whose = samples[-1].get('ram_of') or 'the machine' if samples else ''
     bytes_, shares_ = [], []
     for path, name, color in (
         (('tree_pss',), 'all processes (PSS)', '--accent'),
-        (('main_rss',), 'main process (RSS)', '--sky'),
+        (('tree_rss',), 'all processes (RSS)', '--accent'),
+        (('main_rss',), 'main process (RSS)', '--brown'),
         (('swap_used',), 'swap used', '--vermilion'),
         (('shm_used',), '/dev/shm used', '--grey'),
         (('device', 'allocated'), 'device, allocated', '--green'),
@@ -21,7 +24,7 @@ def memory(windows: list[Line]) -> Chart | None:
     ):
         bytes_ += _memory_line(windows, path, name, color, 2**-30, '%{y:.2f} GiB')
     for path, name, color in (
-        (('ram_used',), 'RAM of the machine', '--orange'),
+        (('ram_used',), f'RAM of {plain(whose)}', '--orange'),
         (('device', 'utilisation'), 'device busy', '--olive'),
     ):
         shares_ += _memory_line(windows, path, name, color, 100, '%{y:.1f} %')

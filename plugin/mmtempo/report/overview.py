@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..core.durations import counted
+from ..core.tempo_meter import EVEN, is_even
 from .figures import MISSING, digits, duration, number, percent
 from .markup import Markup, element, put
 from .run_log import RunLog
 
-CALM = 0.10  # below this coefficient of variation a training runs evenly
 _STATUS = {
     'completed': 'completed',
     'interrupted': 'interrupted',
@@ -73,7 +74,7 @@ def _own_verdict(log: RunLog) -> dict[str, Any]:
     if causes:
         name = max(causes, key=lambda cause: number(causes[cause].get('seconds')) or 0)
         seconds = duration(causes[name].get('seconds'))
-        why.append(f'Most of it: {name}, {seconds} in {causes[name].get("count")} iterations.')
+        why.append(f'Most of it: {name}, {seconds} in {_times(causes[name].get("count"))}.')
     if number(lost.get('share')) is None:
         return dict(headline='No verdict was written', why=why)
     return dict(headline=f'{percent(lost["share"])} of the time was lost to stalls', why=why)
@@ -94,12 +95,12 @@ def tiles(log: RunLog) -> Markup | None:
         _tile(
             'lost to stalls',
             percent(lost.get('share')),
-            f'{duration(lost.get("seconds"))} in {lost.get("count", MISSING)} iterations',
+            f'{duration(lost.get("seconds"))} in {_times(lost.get("count"))}',
         ),
         _tile(
             'variation',
             percent(variation),
-            'even' if variation is not None and variation < CALM else 'uneven: above 10 %',
+            _evenness(variation),
         ),
         _tile(
             'iteration, p50',
@@ -109,6 +110,17 @@ def tiles(log: RunLog) -> Markup | None:
     ]
     shown = [tile for tile in found if tile]
     return element('dl', *shown, class_='tiles') if shown else None
+
+
+def _evenness(variation: float | None) -> str | None:
+    if variation is None:
+        return None
+    return f'{"even" if is_even(variation) else "uneven"} (target < {percent(EVEN)})'
+
+
+def _times(count: Any) -> str:
+    found = number(count)
+    return f'{MISSING} iterations' if found is None else counted(round(found), 'iteration')
 
 
 def _speed(name: str, iterations: Any, samples: Any) -> Markup | None:

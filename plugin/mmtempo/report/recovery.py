@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..core.tempo_meter import KEEP
+from ..core.window_means import WindowMeans
 from .figures import number
-
-LARGEST = 100  # stalls that are kept, as the monitor keeps its largest ones
 
 Line = dict[str, Any]
 
@@ -39,12 +39,16 @@ def recovered_summary(
         setting=run.get('setting'),
         warnings=[line['text'] for line in warnings if line.get('text')],
         stages=stages[-1] if stages else None,
-        stalls=sorted(stalls, key=lambda line: -(number(line.get('lost')) or 0))[:LARGEST],
+        stalls=sorted(stalls, key=lambda line: -(number(line.get('lost')) or 0))[:KEEP],
         **_speed(windows),
     )
     if windows:
         summary.update(phases=phase_totals(windows), memory=memory_of(windows))
         summary['lost'] = _lost(windows, stalls)
+        means = WindowMeans()
+        for line in windows:
+            means.add(line)
+        summary.update(means.figures())
     return {key: value for key, value in summary.items() if value is not None}
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.durations import counted
+from ..core.run_record import LINES, SUMMARY, VERSION
 from .recovery import recovered_summary
 from .stock_log import find_stock, stock_content, timestamped
 
-LINES, SUMMARY = 'tempo.jsonl', 'tempo_summary.json'
-VERSION = 1
 # Kinds of lines of `tempo.jsonl`, and the list of `RunLog` each goes to.
 _LISTS = dict(run='runs', window='windows', stall='stalls', warning='warnings', stages='stages')
 
@@ -74,6 +74,11 @@ class RunLog:
     def machine(self) -> dict[str, Any]:
         return self.summary.get('machine') or {}
 
+    def of_last_run(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of these lines that the last run has written."""
+        last = max(0, len(self.runs) - 1)
+        return [line for line in lines if line.get('run', 0) == last]
+
 
 def read_log(path: str | Path) -> RunLog:
     """Read a work dir, or one file of it; stock logs where the monitor left none."""
@@ -87,8 +92,21 @@ def read_log(path: str | Path) -> RunLog:
     folder = path if path.is_dir() else path.parent
     for place in (folder, *timestamped(folder)):
         if (place / LINES).is_file() or (place / SUMMARY).is_file():
-            return _tempo(place)
+            try:
+                return _tempo(place)
+            except (FileNotFoundError, ValueError) as error:
+                return _stock_instead(folder, error)
     return _stock(folder)
+
+
+def _stock_instead(folder: Path, error: Exception) -> RunLog:
+    """The stock logs beside files of the monitor that say nothing; where there are none, why."""
+    try:
+        log = _stock(folder)
+    except FileNotFoundError:
+        raise error from None
+    log.notes.insert(0, f'These are stock logs since the others say nothing: {error}')
+    return log
 
 
 def _stock(path: Path) -> RunLog:
@@ -118,6 +136,12 @@ def _tempo(folder: Path) -> RunLog:
             )
         summary = recovered_summary(log.runs, log.windows, log.stalls, log.warnings, log.stages)
         summary.update(_ending(log))
+    elif summary.get('status') == 'running' and log.end is not None:
+        summary.update(_ending(log))  # the last summary could not be written
+        log.notes.append(
+            f'{SUMMARY} was last written at iteration {summary.get("last_iter")}, and the run '
+            f'ended at iteration {log.end.get("iter")}: figures are those until then.'
+        )
     log.summary = summary
     if summary.get('status') == 'running':
         log.notes.append('No end was written: the run is still going on, or it was killed.')
@@ -142,7 +166,8 @@ def _read_lines(log: RunLog, path: Path) -> None:
             for entry in found:
                 _sort_in(log, entry)
     if broken:
-        log.notes.append(f'{broken} broken lines of {LINES} were left out: a run was cut short.')
+        lines = counted(broken, 'broken line')
+        log.notes.append(f'Left out of {LINES}: {lines}; a run was cut short.')
 
 
 def _objects(line: str) -> Iterator[dict[str, Any]]:

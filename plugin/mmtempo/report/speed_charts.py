@@ -79,8 +79,8 @@ def _marks(category: str, lines: list[Line]) -> Line:
         marker=dict(
             color=CATEGORIES.get(category, '--grey'),
             symbol=SYMBOLS.get(category, 'circle'),
-            size=8,
-            line=dict(color='--surface', width=1),
+            size=9,
+            line=dict(color='--muted', width=1),  # yellow alone is hardly seen on white
         ),
         text=texts,
         hovertemplate='%{text}<extra></extra>',

@@ -11,10 +11,12 @@ from .figures import number, percent
 from .recovery import memory_of, phase_totals, total
 
 LONGEST = 1 << 20  # characters of a line of a log
+WINDOW = 10  # iterations that stock's times are a mean of, unless the config says otherwise
 NOTES = (
     "These are stock logs: they hold no stalls and no causes, and none of the hooks' times.",
-    "Stock's 'time' is the mean of the last iterations before a log line (10 of them, unless "
-    'log_processor.window_size says otherwise): what was earlier in a longer window is not in it.',
+    f"Stock's 'time' is the mean of the last {WINDOW} iterations before a log line, unless "
+    'log_processor.window_size says otherwise: what was earlier in a longer window is not in it. A '
+    'single line is taken for as many iterations.',
     "Stock's 'data_time' holds what comes after its timer hook as well: logging, saving, "
     "schedulers and an evaluation's metrics. The share of the data here is therefore an upper "
     'bound.',
@@ -47,14 +49,18 @@ def stock_content(file: Path) -> tuple[dict, list[dict], list[str]] | None:
     lines = _train_lines(file)
     if not lines:
         return None
-    windows, run, last = [], 0, 0
-    for index, line in enumerate(lines):
-        step = int(line['iter'])
+    windows, run, last, interval = [], 0, 0, WINDOW
+    steps = [int(line['iter']) for line in lines]
+    for line, step, following in zip(lines, steps, [*steps[1:], 0]):
         if step <= last:  # a resumed run in the same file
             run, last = run + 1, 0
-        following = next((int(other['iter']) for other in lines[index + 1 :]), 0)
-        first = last == 0 and following > step
-        count = min(step, following - step) if first else step - last
+        if last:
+            interval = step - last
+        elif following > step:
+            interval = following - step
+        # A run may have begun anywhere: of its first line no more is known than the next one
+        # tells, or those of a run before it, or what its times are a mean of.
+        count = min(step, interval)
         windows.append(dict(_window(line, step, count), run=run))
         last = step
     return _summary(windows), windows, list(NOTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..core.durations import counted
 from .figures import MISSING, digits, duration, number, percent, size
 from .markup import Markup, element, put, table
 from .run_log import RunLog
@@ -35,9 +36,10 @@ _EVIDENCE = {
     'shape': ('shape', lambda value: ' \N{MULTIPLICATION SIGN} '.join(map(str, _few(value)))),
 }
 _MEMORY = {
-    'ram_used': ('RAM of the machine in use', percent),
-    'ram_total': ('RAM of the machine', size),
+    'ram_used': ('RAM of {ram_of} in use', percent),
+    'ram_total': ('RAM of {ram_of}', size),
     'tree_pss': ('all processes of the training (PSS)', size),
+    'tree_rss': ('all processes of the training (RSS: what they share counts for each)', size),
     'tree_processes': ('processes of the training', str),
     'main_rss': ('main process (RSS)', size),
     'swap_used': ('swap used', size),
@@ -72,21 +74,23 @@ def phases(log: RunLog, colors: dict[str, str]) -> Markup | None:
             *(duration(entry.get(key)) for key in ('p50', 'p95', 'p99')),
         ]
         if device:
-            row.append(duration(_device_seconds(device.get(name), iterations)))
+            row.append(duration(_device_seconds(device.get(name) or {})))
         rows.append(row)
     head = ['phase', 'share', 'seconds', 'per iteration', 'p50', 'p95', 'p99']
-    return _table(head + ['on the device'] * bool(device), rows)
+    return _table(head + ["by the device's clock"] * bool(device), rows)
 
 
-def _device_seconds(found: Any, iterations: float | None) -> float | None:
-    """Of an iteration, by the device's own clock."""
-    seconds = number(found.get('seconds') if isinstance(found, dict) else found)
-    return seconds / iterations if seconds is not None and iterations else None
+def _device_seconds(found: dict[str, Any]) -> float | None:
+    """Of an iteration that was measured, from its first event to its last: gaps are in it."""
+    seconds, count = number(found.get('seconds')), number(found.get('count'))
+    return seconds / count if seconds is not None and count else None
 
 
 def stages(log: RunLog) -> Markup | None:
     """The forward pass by module."""
-    found = log.summary.get('stages') or (log.stages[-1] if log.stages else {})
+    found = log.summary.get('stages') or {}
+    if 'stages' not in log.summary:
+        found = next(reversed(log.of_last_run(log.stages)), {})
     rows = [
         [
             element('code', stage.get('name', MISSING)),
@@ -104,7 +108,8 @@ def stages(log: RunLog) -> Markup | None:
 
 def stalls(log: RunLog) -> Markup | None:
     """The slow iterations that cost most."""
-    found = log.summary.get('stalls') or log.stalls
+    found = log.summary.get('stalls')
+    found = log.of_last_run(log.stalls) if found is None else found
     found = sorted(found, key=lambda line: -(number(line.get('lost')) or 0))[:ROWS]
     rows = [
         [
@@ -168,11 +173,16 @@ def memory(log: RunLog) -> Markup | None:
     """The last sample and the extremes."""
     found = log.summary.get('memory') or {}
     now, peak = (_flat(found.get(key) or {}) for key in ('now', 'peak'))
-    rows = [
-        [name, _safe(show, now.get(key)), _safe(show, peak.get(key))]
-        for key, (name, show) in _MEMORY.items()
-        if now.get(key) is not None or peak.get(key) is not None
-    ]
+    whose = now.get('ram_of') or 'the machine'
+    busy = log.summary.get('device_busy') or {}
+    rows = []
+    for key, (name, show) in _MEMORY.items():
+        values = [now.get(key), peak.get(key)]
+        if values != [None, None]:
+            rows.append([name.format(ram_of=whose), *(_safe(show, value) for value in values)])
+        if key == 'utilisation' and busy:
+            looks = counted(busy.get('looks', 0), 'look')
+            rows.append([f'{name}, mean of {looks}', percent(busy.get('mean')), MISSING])
     return _table(['', 'last', 'extreme'], rows)
 
 
@@ -180,15 +190,25 @@ def ranks(log: RunLog) -> Markup | None:
     """Which process was the slowest."""
     found = log.summary.get('ranks') or {}
     rows = [
-        [name, duration(entry.get('max')), entry.get('rank', MISSING)]
+        [
+            name,
+            duration(entry.get('max')),
+            entry.get('rank', MISSING),
+            duration(entry.get('mean')),
+            entry.get('usual', MISSING),
+            f'{entry["often"]} of {entry.get("of")}' if 'often' in entry else MISSING,
+        ]
         for name, entry in found.items()
         if isinstance(entry, dict)
     ]
-    return _table(['', 'longest', 'rank'], rows)
+    head = ['seconds of an iteration', 'longest', 'rank', 'mean longest', 'usual rank', 'windows']
+    return _table(head, rows)
 
 
 def warnings(log: RunLog) -> Markup | None:
-    found = log.summary.get('warnings') or [line.get('text') for line in log.warnings]
+    found = log.summary.get('warnings')
+    if found is None:
+        found = [line.get('text') for line in log.of_last_run(log.warnings)]
     if not found:
         return None
     return element('ul', *(element('li', text) for text in found), class_='warnings')

@@ -11,9 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..core.durations import counted
+from ..core.tempo_meter import EVEN, is_even
 from .figures import MISSING, digits, duration, number, percent
 
-EVEN = 0.10  # coefficient of variation below which a training runs evenly
 MOST = 5  # stalls and causes that are listed
 LEAST = 0.005  # share of a phase that gets a line of its own
 BAR = 16  # characters for the whole time
@@ -30,6 +31,7 @@ def table(summary: Mapping[str, Any]) -> RenderableType:
         verdict, why, what to change
         throughput
         phases      shares
+        processes   the slowest
         stalls      by cause, the longest, periods
 
     Args:
@@ -40,6 +42,7 @@ def table(summary: Mapping[str, Any]) -> RenderableType:
         _verdict(summary.get('verdict') or {}),
         _throughput(summary),
         _phases(summary),
+        _ranks(summary),
         _causes(summary),
         _stalls(summary),
         _periods(summary),
@@ -65,7 +68,7 @@ def _title(summary: Mapping[str, Any]) -> Text:
     title = Text('Throughput', style='bold')
     facts = []
     if number(summary.get('iterations')) is not None:
-        facts.append(f'{summary["iterations"]} iterations')
+        facts.append(counted(summary['iterations'], 'iteration'))
     if number(summary.get('seconds')) is not None:
         facts.append(f'in {duration(summary["seconds"])}')
     status = str(summary.get('status') or '')
@@ -104,6 +107,7 @@ def _throughput(summary: Mapping[str, Any]) -> RenderableType | None:
         ('each takes', _quantiles(summary)),
         ('varies by', _evenness(summary)),
         ('lost to stalls', _lost(summary)),
+        ('device busy', _busy(summary)),
     ]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style='dim', no_wrap=True)
@@ -134,10 +138,9 @@ def _evenness(summary: Mapping[str, Any]) -> Text | None:
     cv = number(summary.get('cv'))
     if cv is None:
         return None
-    is_even = cv <= EVEN
-    word = 'even' if is_even else 'uneven'
-    text = f'{percent(cv)}: {word} (coefficient of variation, target below {100 * EVEN:.0f} %)'
-    return Text(text, style='' if is_even else 'yellow')
+    word, style = ('even', '') if is_even(cv) else ('uneven', 'yellow')
+    text = f'{percent(cv)}: {word} (coefficient of variation, target below {percent(EVEN)})'
+    return Text(text, style=style)
 
 
 def _lost(summary: Mapping[str, Any]) -> str:
@@ -147,7 +150,17 @@ def _lost(summary: Mapping[str, Any]) -> str:
     if not lost.get('count', 1):
         return 'nothing'
     share = f', {percent(lost["share"])} of the time' if number(lost.get('share')) else ''
-    return f'{duration(lost["seconds"])}{share}, in {lost.get("count", MISSING)} iterations'
+    count = number(lost.get('count'))
+    times = f'{MISSING} iterations' if count is None else counted(round(count), 'iteration')
+    return f'{duration(lost["seconds"])}{share}, in {times}'
+
+
+def _busy(summary: Mapping[str, Any]) -> str:
+    found = summary.get('device_busy') or {}
+    if number(found.get('mean')) is None:
+        return ''
+    looks = counted(found.get('looks', 0), 'look')
+    return f'{percent(found["mean"])} of the time, by its driver at {looks}'
 
 
 def _phases(summary: Mapping[str, Any]) -> RenderableType | None:
@@ -175,6 +188,18 @@ def _phases(summary: Mapping[str, Any]) -> RenderableType | None:
         name = Text(f'{len(rest)} more', style='dim')
         rows.add_row(name, percent(share), '', duration(seconds), '', '', '')
     return _below('Where the time went', rows)
+
+
+def _ranks(summary: Mapping[str, Any]) -> RenderableType | None:
+    """Of each window, the process that took longest."""
+    rows = _columns('an iteration', '>on average', '>in the last window', 'usually')
+    for name, one in (summary.get('ranks') or {}).items():
+        last = f'{duration(one.get("max"))}, rank {one.get("rank", MISSING)}'
+        usual = ''
+        if number(one.get('of')):
+            usual = f'rank {one.get("usual")}, in {one.get("often")} of {one["of"]} windows'
+        rows.add_row(Text(str(name)), duration(one.get('mean')), last, Text(usual))
+    return _below('The slowest process', rows) if rows.row_count else None
 
 
 def _causes(summary: Mapping[str, Any]) -> RenderableType | None:

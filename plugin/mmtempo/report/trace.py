@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .figures import number
+from .files import write_whole
 from .run_log import RunLog
 
 _PROCESS, _ITERATIONS, _STALLS = 1, 1, 2  # numbers of the trace's process and threads
@@ -16,12 +17,8 @@ Event = dict[str, Any]
 
 def write_trace(log: RunLog, path: str | os.PathLike[str]) -> Path:
     """Write the ring of recent iterations; returns where it is."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'{path}: the folder {path.parent} does not exist')
     content = dict(traceEvents=trace_events(log), displayTimeUnit='ms')
-    path.write_text(json.dumps(content, allow_nan=False) + '\n', encoding='utf-8')
-    return path
+    return write_whole(path, json.dumps(content, allow_nan=False) + '\n')
 
 
 def trace_events(log: RunLog) -> list[Event]:
@@ -31,7 +28,7 @@ def trace_events(log: RunLog) -> list[Event]:
     if not rows:
         why = 'stock logs hold no single iterations'
         if log.kind == 'tempo':
-            why = 'its tempo_summary.json has no ring of recent iterations'
+            why = 'no tempo_summary.json of its last run has a ring of recent iterations'
         raise ValueError(
             f'{log.source}: no trace can be made, {why}; a trace needs a run with '
             'ThroughputMonitorHook that got as far as its first log point'
@@ -41,9 +38,8 @@ def trace_events(log: RunLog) -> list[Event]:
         _name('thread_name', 'training loop', _ITERATIONS),
         _name('thread_name', 'stalls', _STALLS),
     ]
-    stalls = {line.get('iter'): line for line in log.summary.get('stalls') or []}
-    last = len(log.runs) - 1
-    stalls.update({s.get('iter'): s for s in log.stalls if s.get('run') == max(0, last)})
+    found = [*(log.summary.get('stalls') or []), *log.of_last_run(log.stalls)]
+    stalls = {line.get('iter'): line for line in found}
     for iteration, start, *seconds in rows:
         known = [number(value) or 0.0 for value in seconds]
         stall = stalls.get(iteration)

@@ -1,0 +1,15 @@
+# python tools/train.py configs/pspnet/pspnet_r50-d8_4xb4-160k_ade20k-512x512.py
+_base_ = [
+    '../_base_/mmseg/pspnet_r50-d8_4xb4-160k_ade20k-512x512.py',
+    '../_base_/mmseg_parts.py',
+]
+data_preprocessor = _base_.parts.preprocessor
+model = dict(
+    data_preprocessor=data_preprocessor,
+    decode_head=dict(type='SparseAccuracyHead', head='PSPHead'),
+    auxiliary_head=dict(type='SparseAccuracyHead', head='FCNHead'),
+)
+default_hooks, optim_wrapper = _base_.parts.hooks, _base_.parts.wrapper
+train_cfg, val_cfg, test_cfg = _base_.parts.loops
+val_evaluator = test_evaluator = _base_.parts.metric
+auto_scale_lr = dict(enable=False, base_batch_size=16)  # 4 GPUs x 4

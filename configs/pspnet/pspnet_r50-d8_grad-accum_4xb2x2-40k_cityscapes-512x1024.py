@@ -1,0 +1,14 @@
+# python tools/train.py configs/pspnet/pspnet_r50-d8_grad-accum_4xb2x2-40k_cityscapes-512x1024.py
+_base_ = ['./pspnet_r50-d8_4xb2-80k_cityscapes-512x1024.py', '../_base_/tempo/grad_accum.py']
+train_dataloader = _base_.tempo.loader
+optim_wrapper = dict(
+    type='SparseAmpOptimWrapper',
+    accumulative_counts=_base_.tempo.accumulate,
+    optimizer=dict(lr=0.02, fused=True),
+    **_base_.tempo.amp,
+)
+train_cfg = dict(count='updates', max_iters=40000, val_interval=8000)
+param_scheduler = [dict(_base_.param_scheduler[0], end=40000)]
+default_hooks = dict(checkpoint=dict(interval=4000))
+auto_scale_lr = dict(base_batch_size=16)
+custom_hooks = [dict(type='ModelTuningHook', **_base_.tempo.tune)]

@@ -1,0 +1,11 @@
+# python tools/train.py configs/segformer/segformer_mit-b0_balanced_8xb3-107k_ade20k-512x512.py
+_base_ = ['./segformer_mit-b0_8xb2-160k_ade20k-512x512.py', '../_base_/tempo/balanced.py']
+train_dataloader = dict(batch_size=3, **_base_.tempo.loader)
+optim_wrapper = dict(
+    type='SparseAmpOptimWrapper', optimizer=dict(lr=9e-5, fused=True), **_base_.tempo.amp
+)
+train_cfg = dict(max_iters=106667, val_interval=21333)
+param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=106667)]
+default_hooks = dict(checkpoint=dict(interval=10667))
+auto_scale_lr = dict(base_batch_size=24)
+custom_hooks = [dict(type='ModelTuningHook', **_base_.tempo.tune)]

@@ -1,0 +1,12 @@
+# python tools/train.py configs/upernet_swin/upernet_swin-t_memory-first_8xb4-80k_ade20k-512x512.py
+_base_ = ['./upernet_swin-t_8xb2-160k_ade20k-512x512.py', '../_base_/tempo/memory_first.py']
+train_dataloader = dict(batch_size=4, **_base_.tempo.loader)
+optim_wrapper = dict(
+    type='SparseAmpOptimWrapper', optimizer=dict(lr=1.2e-4, fused=True), **_base_.tempo.amp
+)
+train_cfg = dict(max_iters=80000, val_interval=16000)
+param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=80000)]
+default_hooks = dict(checkpoint=dict(interval=8000))
+auto_scale_lr = dict(base_batch_size=32)
+env_cfg = dict(cudnn_benchmark=_base_.tempo.cudnn_benchmark)
+custom_hooks = [dict(type='ModelTuningHook', **_base_.tempo.tune)]

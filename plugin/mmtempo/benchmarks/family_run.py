@@ -1,0 +1,136 @@
+"""One training of a config by one policy, in a process of its own; prints its figures as JSON.
+
+python -m mmtempo.benchmarks.family_run CONFIG --tempo balanced --work-dir FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+
+from .. import launch
+from ..core.saved_activations import SavedActivations
+from ..policies.workload import Workload
+
+
+class _Enough(Exception):
+    """All iterations have been seen."""
+
+
+class Watch(Hook):
+    """Times of iterations and of the waits for their batches, and the memory of one of them.
+
+    Args:
+        warm_up: Iterations that do not count; in the last of them memory is looked at.
+        iterations: That do.
+    """
+
+    priority = 'LOWEST'  # what the other hooks take belongs to the iteration
+
+    def __init__(self, warm_up: int, iterations: int) -> None:
+        self.warm_up, self.iterations = warm_up, iterations
+        self.ends: list[float] = []
+        self.waited = 0.0
+        self.saved_bytes: int | None = None
+        self._saved: SavedActivations | None = None
+
+    @property
+    def is_measuring(self) -> bool:
+        return len(self.ends) > 0
+
+    def before(self, runner: Any) -> None:
+        """The batch is there, and no hook was called yet."""
+        if self.is_measuring:
+            self.waited += time.perf_counter() - self.ends[-1]
+        elif runner.iter == self.warm_up - 2 and not torch.cuda.is_available():
+            self._saved = SavedActivations(runner.model)
+            self._saved.__enter__()
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        if self._saved is not None:
+            self._saved.__exit__(None, None, None)
+            self.saved_bytes, self._saved = self._saved.bytes, None
+        done = runner.iter + 1
+        if done == self.warm_up and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        if done in (self.warm_up, self.warm_up + self.iterations):
+            _synchronize()
+        if done >= self.warm_up:
+            self.ends.append(time.perf_counter())
+        if done == self.warm_up + self.iterations:
+            raise _Enough
+
+    def figures(self, samples: int | None) -> dict[str, Any]:
+        """What has been measured."""
+        times = torch.tensor(self.ends, dtype=torch.float64).diff()
+        seconds = float(times.sum())
+        is_cuda = torch.cuda.is_available()
+        return dict(
+            it_per_s=len(times) / seconds,
+            samples_per_s=None if samples is None else samples * len(times) / seconds,
+            cv=float(times.std() / times.mean()),
+            data_share=self.waited / seconds,
+            memory_bytes=torch.cuda.max_memory_allocated() if is_cuda else self.saved_bytes,
+            samples=samples,
+            iterations=len(times),
+        )
+
+
+class First(Hook):
+    """Calls the watch before all other hooks."""
+
+    priority = 'HIGHEST'
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def before_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        self._watch.before(runner)
+
+
+def _synchronize() -> None:
+    """Both ends of the window are the device's as well."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def configure(args: argparse.Namespace) -> Config:
+    """The config by the policy, without what takes time and is not the training's."""
+    cfg = launch.load_config(args)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
+    cfg.default_hooks.checkpoint = None
+    cfg.train_cfg.pop('val_interval', None)
+    cfg.load_from, cfg.resume, cfg.log_level = None, False, 'ERROR'
+    launch.check_device(cfg, training=True)
+    return cfg
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    launch.add_common_arguments(parser)
+    launch.add_overlays(parser)
+    parser.add_argument('--warm-up', type=int, default=10)
+    parser.add_argument('--iterations', type=int, default=50)
+    args = parser.parse_args()
+    cfg = configure(args)
+    runner = launch.build_runner(cfg)
+    watch = Watch(args.warm_up, args.iterations)
+    runner.register_hook(watch)
+    runner.register_hook(First(watch))
+    with contextlib.suppress(_Enough):
+        runner.train()
+    print(json.dumps(watch.figures(Workload.of(cfg).of_iteration)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

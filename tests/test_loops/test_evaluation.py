@@ -1,0 +1,413 @@
+"""Evaluations over a few samples between those over all, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import DefaultSampler
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.registry import FUNCTIONS, HOOKS, METRICS, MODELS
+from mmengine.runner import IterBasedTrainLoop, Runner
+from mmengine.runner.utils import calc_dynamic_intervals
+from mmengine.structures import BaseDataElement
+from torch.utils.data import DataLoader
+
+from mmtempo.loaders import build_prefetch_dataloader
+from mmtempo.loops.evaluation_subset import EvaluationSubset, SubsetSampler, evaluations_until
+
+from ..conftest import ROOT
+from ..test_hooks.toy import ToyDataset, ToyModel, logged, train, weights, with_evaluation
+from .noisy import noisy, noisy_epochs
+from .test_train_loops import StopAt
+
+__all__ = ['StopAt']
+ALL = list(range(40))
+POINTS = {tuple(point.tolist()): number for number, point in enumerate(ToyDataset().points)}
+
+
+@METRICS.register_module()
+class Fewer(BaseMetric):
+    """The fewer samples, the better; knows which they were."""
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        self.results += [POINTS[tuple(point.tolist())] for point in data_batch['inputs']]
+
+    def compute_metrics(self, results: list) -> dict:
+        self.samples = results
+        return dict(mIoU=100.0 - len(results), aAcc=float(sum(results)))
+
+
+@HOOKS.register_module()
+class Evaluations(Hook):
+    """Writes down each: iteration, samples, and processes that made them."""
+
+    def after_val(self, runner: Any) -> None:
+        loader = runner.val_dataloader
+        if torch.distributed.is_initialized() and torch.distributed.get_rank():
+            return
+        entry = dict(
+            iter=runner.iter,
+            samples=runner.val_evaluator.metrics[0].samples,
+            length=len(loader),
+            pids=sorted(one.pid for one in loader._pool._processes),
+        )
+        with open(f'{runner.work_dir}/evaluations', 'a') as file:
+            file.write(json.dumps(entry) + '\n')
+
+
+def evaluations(work: Path) -> list[dict]:
+    return [json.loads(line) for line in (work / 'evaluations').read_text().splitlines()]
+
+
+def kinds(work: Path) -> list[tuple[int, str]]:
+    """Iteration of each evaluation, and whether it was over all."""
+    found = []
+    for one in evaluations(work):
+        is_full = sorted(one['samples']) == ALL
+        found.append((one['iter'], 'full' if is_full else str(len(one['samples']))))
+    return found
+
+
+def evaluated(cfg: Config, workers: int = 0, **val_cfg: Any) -> Config:
+    with_evaluation(cfg)
+    cfg.val_dataloader.num_workers = workers
+    cfg.val_cfg = dict(type='PrefetchValLoop', **val_cfg)
+    cfg.val_evaluator = dict(type='Fewer')
+    cfg.custom_hooks.append(dict(type='Evaluations'))
+    return cfg
+
+
+def often(work: Path, workers: int = 0, **options: Any) -> Config:
+    """Eight evaluations in 15 iterations, the last one out of turn."""
+    cfg = noisy(work, iterations=15)
+    cfg.train_cfg.val_interval = 2
+    val_cfg = dict(subset=10, full_interval=3)
+    cfg = evaluated(cfg, workers, **val_cfg)
+    cfg.merge_from_dict(options)
+    return cfg
+
+
+OFTEN = [
+    (2, '10'),
+    (4, '10'),
+    (6, 'full'),
+    (8, '10'),
+    (10, '10'),
+    (12, 'full'),
+    (14, '10'),
+    (15, 'full'),
+]
+
+
+def of_evaluations(work: Path) -> list[dict]:
+    """What was logged of them."""
+    keys = {'mIoU', 'subset/mIoU', 'aAcc', 'subset/aAcc'}
+    return [line for line in logged(work) if keys & set(line)]
+
+
+@pytest.mark.parametrize('stock', [False, True], ids=['sparse', 'stock'])
+def test_each_nth_and_the_last_are_over_all(stock: bool, tmp_path: Path) -> None:
+    cfg = often(tmp_path)
+    if stock:
+        cfg.default_hooks.update(
+            runtime_info=dict(type='RuntimeInfoHook'),
+            logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
+        )
+    else:
+        cfg.default_hooks.logger.log_metric_by_epoch = False
+    runner = train(cfg)
+    assert kinds(tmp_path) == OFTEN
+    few = [one for one in evaluations(tmp_path) if len(one['samples']) == 10]
+    assert len({tuple(one['samples']) for one in few}) == 1
+    assert few[0]['samples'] == sorted(set(few[0]['samples']))
+    assert [one['length'] for one in few] == [5] * 5
+    assert len(runner.val_dataloader) == 20
+    total = float(sum(few[0]['samples']))
+    for line, (iteration, kind) in zip(of_evaluations(tmp_path), OFTEN):
+        assert line.pop('step') == iteration
+        if kind == 'full':
+            assert line == dict(mIoU=60.0, aAcc=780.0)
+        else:
+            assert line == {'subset/mIoU': 90.0, 'subset/aAcc': total}
+    # Nothing that was hidden from the log is lost.
+    scalars = runner.message_hub.log_scalars
+    assert scalars['val/mIoU'].data[0].tolist() == [60.0] * 3
+    assert scalars['val/subset/mIoU'].data[0].tolist() == [90.0] * 5
+    (log,) = tmp_path.rglob('*.log')
+    lines = [line for line in log.read_text().splitlines() if 'mIoU: ' in line]
+    assert ['subset/mIoU' in line for line in lines] == [kind != 'full' for _, kind in OFTEN]
+    assert '[5/5]' in lines[0]
+    assert '[20/20]' in lines[2]
+
+
+def test_epochs(tmp_path: Path) -> None:
+    cfg = evaluated(noisy_epochs(tmp_path, epochs=5), subset=0.1, full_interval=2)
+    train(cfg)
+    expected = [(7, '4'), (14, 'full'), (21, '4'), (28, 'full'), (35, 'full')]
+    assert kinds(tmp_path) == expected
+
+
+def test_without_an_interval_the_last_alone(tmp_path: Path) -> None:
+    train(often(tmp_path, **{'val_cfg.full_interval': None}))
+    assert kinds(tmp_path) == [*((n, '10') for n in range(2, 15, 2)), (15, 'full')]
+
+
+def test_evaluating_alone_is_over_all(tmp_path: Path) -> None:
+    metrics = Runner.from_cfg(often(tmp_path)).val()
+    assert metrics == dict(mIoU=60.0, aAcc=780.0)
+    assert kinds(tmp_path) == [(0, 'full')]
+
+
+@pytest.mark.parametrize('kind', ['CheckpointHook', 'AsyncCheckpointHook'])
+@pytest.mark.parametrize('best', ['mIoU', 'auto'])
+def test_no_best_of_a_subset(kind: str, best: str, tmp_path: Path) -> None:
+    cfg = often(tmp_path)
+    cfg.default_hooks.checkpoint.update(type=kind, interval=2, save_best=best, rule='greater')
+    runner = train(cfg)
+    assert runner.message_hub.get_info('best_score') == 60.0
+    assert [path.name for path in tmp_path.glob('best*')] == ['best_mIoU_iter_6.pth']
+    # Saved again when it was the best: nothing is hidden from that.
+    hub = torch.load(tmp_path / 'iter_6.pth', weights_only=False)['message_hub']
+    assert set(hub['resumed_keys']) <= {*hub['log_scalars'], *hub['runtime_info']}
+    assert hub['log_scalars']['val/mIoU'].current() == 60.0
+    assert hub['log_scalars']['val/subset/mIoU'].current() == 90.0
+
+
+def test_nobody_else_judges_by_a_subset(tmp_path: Path) -> None:
+    """Both would end with an error where the score is missing."""
+    cfg = often(tmp_path)
+    cfg.custom_hooks.append(
+        dict(type='EarlyStoppingHook', monitor='mIoU', strict=True, patience=2, rule='greater')
+    )
+    cfg.param_scheduler = [
+        dict(type='ReduceOnPlateauLR', monitor='mIoU', rule='greater', patience=0, factor=0.1)
+    ]
+    runner = train(cfg)
+    assert runner.iter == 15  # patience of two ends with the third one over all
+    assert kinds(tmp_path) == OFTEN
+    # 60 again and again: twice no better.
+    lr = runner.optim_wrapper.get_lr()['lr']
+    assert lr == pytest.approx([0.002 * 0.1**2])
+
+
+@pytest.mark.parametrize('seed', [3, None])
+def test_is_resumed_as_if_nothing_had_been(seed: int | None, tmp_path: Path) -> None:
+    """Also where the config has no seed: the checkpoint does."""
+    randomness = dict(seed=seed)
+    cfg = often(tmp_path, randomness=randomness)
+    cfg.custom_hooks.append(dict(type='StopAt', iteration=9))
+    with pytest.raises(SystemExit):
+        train(cfg)
+    assert kinds(tmp_path) == OFTEN[:4]
+    train(often(tmp_path, randomness=randomness, resume=True))
+    assert kinds(tmp_path) == OFTEN
+    few = {tuple(one['samples']) for one in evaluations(tmp_path) if len(one['samples']) == 10}
+    assert len(few) == 1
+
+
+@FUNCTIONS.register_module()
+def note_start(worker: int, folder: str) -> None:
+    """Of a worker, for a config."""
+    with open(f'{folder}/starts', 'a') as file:
+        file.write(f'{os.getpid()}\n')
+
+
+@pytest.mark.parametrize('subset', [True, False])
+def test_workers_stay_from_one_evaluation_to_the_next(subset: bool, tmp_path: Path) -> None:
+    cfg = often(tmp_path, workers=2)
+    if not subset:
+        cfg.val_cfg = dict(type='PrefetchValLoop')
+    cfg.val_dataloader.worker_init_fn = dict(type='note_start', folder=str(tmp_path))
+    train(cfg)
+    found = evaluations(tmp_path)
+    assert len(found) == 8
+    pids = found[0]['pids']
+    assert len(pids) == 2
+    assert all(one['pids'] == pids for one in found)
+    assert sorted(map(int, (tmp_path / 'starts').read_text().split())) == pids
+
+
+@MODELS.register_module()
+class WithLoss(ToyModel):
+    """Whose evaluation has a loss, too."""
+
+    def val_step(self, data: dict) -> list:
+        outputs = super().val_step(data)
+        loss = torch.stack([one['out'] for one in outputs]).mean()
+        return [*outputs, BaseDataElement(loss=dict(loss_out=loss, other=loss + 1))]
+
+
+@pytest.mark.parametrize('model', ['ToyModel', 'WithLoss'])
+def test_over_all_is_what_stock_has(model: str, tmp_path: Path) -> None:
+    found = []
+    for name, val_cfg in (
+        ('stock', dict(type='ValLoop')),
+        ('ours', dict(type='PrefetchValLoop')),
+        ('each', dict(type='PrefetchValLoop', subset=10, full_interval=1)),
+    ):
+        cfg = often(tmp_path / name)
+        cfg.custom_hooks.pop()
+        cfg.default_hooks.checkpoint.save_best = 'mIoU'
+        cfg.model.type = model
+        cfg.val_cfg = val_cfg
+        runner = train(cfg)
+        if model == 'WithLoss' and not hasattr(runner.val_loop, 'val_loss'):
+            pytest.skip('this mmengine has no loss in evaluations')
+        samples = runner.val_evaluator.metrics[0].samples
+        found.append((of_evaluations(tmp_path / name), runner.val_loop.run(), samples))
+        for key, value in weights(runner).items():
+            found[-1] += ((key, value.tolist()),)
+    assert found[0] == found[1] == found[2]
+    assert ('val_loss' in found[0][1]) == (model == 'WithLoss')
+    assert len(found[0][0]) == 8
+
+
+def test_larger_than_all(tmp_path: Path) -> None:
+    train(often(tmp_path, **{'val_cfg.subset': 41}))
+    assert {kind for _, kind in kinds(tmp_path)} == {'full'}
+    (log,) = tmp_path.rglob('*.log')
+    assert 'val_cfg.subset=41 has no effect' in log.read_text()
+
+
+@pytest.mark.parametrize('value', [0, -3, True, 1.0, 0.0, 1.5, float('nan'), '500', [5]])
+def test_bad_subset(value: Any, tmp_path: Path) -> None:
+    cfg = often(tmp_path)
+    cfg.val_cfg.subset = value
+    with pytest.raises(ValueError, match='val_cfg.subset must be'):
+        Runner.from_cfg(cfg).val()
+
+
+@pytest.mark.parametrize('value', [0, -1, True, 2.0, '4'])
+def test_bad_interval(value: Any, tmp_path: Path) -> None:
+    cfg = often(tmp_path)
+    cfg.val_cfg.full_interval = value
+    with pytest.raises(ValueError, match='val_cfg.full_interval must be'):
+        Runner.from_cfg(cfg).val()
+
+
+def test_interval_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='full_interval=3 needs val_cfg.subset'):
+        Runner.from_cfg(often(tmp_path, **{'val_cfg.subset': None})).val()
+
+
+def test_samples_that_nobody_can_choose(tmp_path: Path) -> None:
+    """Of another sampler, or of a loader that is built already."""
+    cfg = often(tmp_path)
+    cfg.val_dataloader.sampler = dict(type='InfiniteSampler')
+    with pytest.raises(ValueError, match='val_cfg.subset needs val_dataloader.sampler'):
+        Runner.from_cfg(cfg).val()
+    runner = Runner.from_cfg(often(tmp_path))
+    runner._val_dataloader = DataLoader(ToyDataset())
+    with pytest.raises(ValueError, match='val_cfg.subset needs val_dataloader as a dict'):
+        runner.val()
+
+
+@pytest.mark.parametrize('begin', [1, 7])
+@pytest.mark.parametrize('dynamic', [None, [(20, 3), (41, 10)]])
+def test_counts_as_the_loop_evaluates(begin: int, dynamic: Any) -> None:
+    milestones, intervals = calc_dynamic_intervals(4, dynamic)
+    loop = SimpleNamespace(
+        val_begin=begin, dynamic_milestones=milestones, dynamic_intervals=intervals
+    )
+    count = 0
+    for loop._iter in range(1, 100):
+        IterBasedTrainLoop._decide_current_val_interval(loop)
+        if loop._iter >= begin and loop._iter % loop.val_interval == 0:
+            count += 1
+            assert evaluations_until(loop._iter, loop) == count
+    assert count > 9
+
+
+@pytest.mark.parametrize('round_up', [True, False])
+def test_spread_as_all_would_be(round_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [3, 5, 8, 13, 21, 34, 36]
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr('mmengine.dataset.sampler.get_dist_info', lambda rank=rank: (rank, 3))
+        sampler = SubsetSampler(chosen, round_up)
+        places = DefaultSampler(chosen, shuffle=False, seed=0, round_up=round_up)
+        shares.append(list(sampler))
+        assert shares[-1] == [chosen[place] for place in places]
+        assert len(sampler) == len(shares[-1])
+    assert {one for share in shares for one in share} == set(chosen)
+
+
+def test_the_loader_is_itself_again_after_an_error() -> None:
+    cfg = dict(dataset=ToyDataset(), sampler=dict(type='DefaultSampler', shuffle=False))
+    loader = build_prefetch_dataloader({**cfg, 'num_workers': 0, 'batch_size': 4}, seed=3)
+    logger = SimpleNamespace(info=print, warning=print)
+    runner: Any = SimpleNamespace(logger=logger, seed=3)
+    subset = EvaluationSubset(runner, loader, 6, None)
+    whole = loader.sampler, loader.batch_sampler
+    with contextlib.suppress(KeyError), subset.given(runner):
+        assert len(loader) == 2
+        next(iter(loader))
+        raise KeyError
+    assert (loader.sampler, loader.batch_sampler) == whole
+    assert sum(len(batch['inputs']) for batch in loader) == 40
+
+
+RANKS = """
+import os, sys
+from pathlib import Path
+import torch
+import tests.conftest
+import mmtempo
+from tests.test_hooks.toy import train
+from tests.test_loops.test_evaluation import often
+torch.distributed.init_process_group('gloo')
+cfg = often(Path(sys.argv[1]), **{'val_cfg.subset': 9, 'randomness.diff_rank_seed': True})
+cfg.experiment_name = 'ranks'
+train(cfg)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+os._exit(0)
+"""
+
+
+def test_two_processes_share_the_samples(tmp_path: Path) -> None:
+    """Nine of them: one would come twice, if the number of all samples was counted on."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(
+                os.environ,
+                RANK=str(rank),
+                WORLD_SIZE='2',
+                MASTER_ADDR='127.0.0.1',
+                MASTER_PORT=str(port),
+            ),
+        )
+        for port in [free_port()]
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    found = evaluations(tmp_path)
+    assert kinds(tmp_path) == [(at, '9' if kind == '10' else kind) for at, kind in OFTEN]
+    drawn = torch.randperm(40, generator=torch.Generator().manual_seed(3))[:9]
+    few = {tuple(one['samples']) for one in found if len(one['samples']) < 40}
+    assert few == {tuple(sorted(drawn.tolist()))}
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        return one.getsockname()[1]

@@ -1,0 +1,225 @@
+"""A policy changes what it says, keeps what is set on purpose, and says what it cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mmengine.config import Config
+
+import mmtempo  # noqa: F401
+from mmtempo.overlay import describe
+from mmtempo.policies import POLICIES, apply_policy, load_policy
+
+from ..test_overlay import PSPNET, SWIN, load
+from .resolved import CONFIG, FOLDER, resolve
+
+LR = 'optim_wrapper.optimizer.lr'
+
+
+def follow(cfg: Config, policy: str, **options: Any) -> dict[str, str]:
+    """Apply a policy; returns what was told, by key. Options are written with __ for dots."""
+    options = {key.replace('__', '.'): value for key, value in options.items()}
+    changes = apply_policy(cfg, load_policy(policy, options), options)
+    cfg.merge_from_dict({k: v for k, v in options.items() if not k.startswith('tempo')})
+    return {change.key: str(change) for change in changes}
+
+
+def bev() -> Config:
+    return Config.fromfile(str(CONFIG))
+
+
+@pytest.mark.parametrize('policy', POLICIES)
+def test_the_resolved_form_is_frozen(policy: str) -> None:
+    """After a change on purpose: python -m tests.test_policies.resolved, and look at the diff."""
+    assert resolve(policy) == (FOLDER / f'{policy}.json').read_text()
+
+
+@pytest.mark.parametrize(
+    ('policy', 'batch', 'counts', 'lr', 'iterations'),
+    [
+        ('baseline', 4, 1, 2e-4, 200_000),
+        ('balanced', 6, 1, 3e-4, 133_334),
+        ('speed_first', 4, 1, 2e-4, 200_000),
+        ('memory_first', 8, 1, 4e-4, 100_000),
+        ('grad_accum', 4, 2, 4e-4, 100_000),
+    ],
+)
+def test_rate_and_schedule_follow_the_batch(
+    policy: str, batch: int, counts: int, lr: float, iterations: int
+) -> None:
+    cfg = bev()
+    follow(cfg, policy)
+    assert cfg.train_dataloader.batch_size == batch
+    assert cfg.optim_wrapper.get('accumulative_counts', 1) == counts
+    assert cfg.optim_wrapper.optimizer.lr == pytest.approx(lr)
+    assert cfg.train_cfg.max_iters == iterations
+    warm, poly = cfg.param_scheduler
+    assert (warm.end, poly.begin) == (1500, 1500)
+    assert abs(poly.end - iterations) <= 1
+    ratio = iterations / 200_000
+    assert cfg.default_hooks.checkpoint.interval == round(5000 * ratio)
+    often = 1 if policy == 'baseline' else 2
+    assert cfg.train_cfg.val_interval == pytest.approx(20_000 * ratio * often, abs=1)
+
+
+@pytest.mark.parametrize(('rule', 'lr'), [('sqrt', 2e-4 * 1.5**0.5), ('keep', 2e-4)])
+def test_other_rules_for_the_rate(rule: str, lr: float) -> None:
+    cfg = bev()
+    told = follow(cfg, 'balanced', tempo__lr=rule)
+    assert cfg.optim_wrapper.optimizer.lr == pytest.approx(lr)
+    assert rule in told[LR]
+
+
+def test_iterations_on_request() -> None:
+    cfg = bev()
+    told = follow(cfg, 'balanced', tempo__length='iterations')
+    assert (cfg.train_cfg.max_iters, cfg.param_scheduler[1].end) == (200_000, 200_000)
+    assert cfg.train_cfg.val_interval == 40_000
+    assert 'tempo.length=iterations' in told['train_cfg.max_iters']
+
+
+def test_options_win_and_count() -> None:
+    """A batch of one's own is the one that the learning rate follows."""
+    cfg = bev()
+    told = follow(cfg, 'balanced', train_dataloader__batch_size=16)
+    assert cfg.train_dataloader.batch_size == 16
+    assert cfg.optim_wrapper.optimizer.lr == pytest.approx(8e-4)
+    assert cfg.train_cfg.max_iters == 50_000
+    assert 'as --cfg-options has it' in told['train_dataloader.batch_size']
+    cfg = bev()
+    follow(cfg, 'balanced', optim_wrapper__optimizer__lr=1e-3, train_cfg__max_iters=10)
+    assert (cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.max_iters) == (1e-3, 10)
+    cfg = bev()
+    follow(cfg, 'balanced', optim_wrapper__type='SparseOptimWrapper')
+    assert cfg.optim_wrapper.type == 'SparseOptimWrapper'
+
+
+@pytest.mark.parametrize('policy', POLICIES)
+def test_never_scaled_twice(policy: str) -> None:
+    """--auto-scale-lr, on one card and with the batch as it is, finds the rate as it should be."""
+    cfg = bev()
+    follow(cfg, policy)
+    counts = cfg.optim_wrapper.get('accumulative_counts', 1)
+    assert cfg.auto_scale_lr.base_batch_size == cfg.train_dataloader.batch_size * counts
+    with pytest.raises(ValueError, match=f"follows the policy '{policy}' already"):
+        follow(cfg, 'balanced')
+
+
+def test_stock_config() -> None:
+    cfg = load(PSPNET)
+    told = follow(cfg, 'balanced')
+    assert cfg.train_dataloader.batch_size == 3
+    assert cfg.train_cfg.type == 'PrefetchIterBasedTrainLoop'
+    assert cfg.train_cfg.max_iters == 53_334
+    assert cfg.param_scheduler[0].end == 53_333
+    assert cfg.optim_wrapper.type == 'SparseAmpOptimWrapper'
+    assert (cfg.optim_wrapper.loss_scale, cfg.optim_wrapper.optimizer.fused) == ('dynamic', True)
+    assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3
+    assert cfg.val_evaluator.type == 'StreamingIoUMetric'
+    assert cfg.custom_hooks == [dict(type='ModelTuningHook', tf32=True)]
+    assert cfg.tempo.policy == 'balanced'
+    assert told[LR] == f'{LR}: 0.01 -> 0.015; 2 -> 3 samples an update, linear'
+    assert 'changed:' in describe(apply_policy(load(PSPNET), load_policy('balanced')))
+
+
+def test_without_a_batch_nothing_is_scaled() -> None:
+    cfg = load(PSPNET)
+    cfg.train_dataloader.pop('batch_size')
+    cfg.train_dataloader.batch_sampler = dict(type='BatchSampler', batch_size=2, drop_last=True)
+    told = follow(cfg, 'balanced')
+    assert 'batch_sampler decides it' in told['train_dataloader.batch_size']
+    assert (cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.max_iters) == (0.01, 80_000)
+    assert cfg.optim_wrapper.type == 'SparseAmpOptimWrapper'
+
+
+def test_a_config_that_accumulates_already() -> None:
+    cfg = load(PSPNET)
+    cfg.optim_wrapper.accumulative_counts = 4
+    told = follow(cfg, 'grad_accum')
+    assert 'accumulates already' in told['optim_wrapper.accumulative_counts']
+    assert cfg.optim_wrapper.accumulative_counts == 4
+    assert 'count' not in cfg.train_cfg
+    assert cfg.optim_wrapper.optimizer.lr == 0.01
+    cfg = load(PSPNET)
+    cfg.optim_wrapper.accumulative_counts = 4
+    told = follow(cfg, 'balanced')
+    assert '8 -> 12 samples an update' in told[LR]
+    assert cfg.train_cfg.max_iters == 53_334
+
+
+def test_a_wrapper_of_somebody_else() -> None:
+    cfg = load(PSPNET)
+    cfg.optim_wrapper.type = 'ApexOptimWrapper'
+    told = follow(cfg, 'grad_accum')
+    assert 'its precision is its own' in told['optim_wrapper']
+    assert 'accumulative_counts' not in cfg.optim_wrapper
+    assert cfg.optim_wrapper.optimizer.lr == 0.01
+
+
+def test_mixed_precision_of_ones_own_stays() -> None:
+    cfg = load(PSPNET)
+    cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale=512.0)
+    told = follow(cfg, 'balanced')
+    assert 'mixed precision of its own' in told['optim_wrapper.type']
+    assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ('SparseAmpOptimWrapper', 512)
+
+
+def test_epochs() -> None:
+    cfg = load(PSPNET)
+    cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=3)
+    cfg.param_scheduler = [dict(type='MultiStepLR', milestones=[8, 11], by_epoch=True)]
+    cfg.default_hooks.checkpoint.update(by_epoch=True, interval=1)
+    follow(cfg, 'memory_first')
+    assert (cfg.train_cfg.max_epochs, cfg.train_cfg.val_interval) == (12, 6)
+    assert cfg.param_scheduler[0].milestones == [8, 11]
+    assert cfg.default_hooks.checkpoint.interval == 1
+    assert cfg.optim_wrapper.optimizer.lr == 0.02
+
+
+def test_a_loop_of_somebody_else() -> None:
+    cfg = load(PSPNET)
+    cfg.train_cfg = dict(by_epoch=True, max_epochs=12)
+    told = follow(cfg, 'grad_accum')
+    assert 'an iteration stays a batch' in told['train_cfg']
+    assert 'is no loop of ours' in told['train_dataloader.num_workers']
+    assert cfg.train_dataloader.num_workers == 2
+    assert cfg.optim_wrapper.accumulative_counts == 2
+
+
+def test_hooks_of_the_config_stay() -> None:
+    cfg = load(f'mmseg::swin/{SWIN}')
+    cfg.custom_hooks = [dict(type='EMAHook'), dict(type='ProfilerHook', interval=10)]
+    told = follow(cfg, 'memory_first')
+    assert [hook['type'] for hook in cfg.custom_hooks] == [
+        'EMAHook', 'ProfilerHook', 'ModelTuningHook',
+    ]  # fmt: skip
+    assert 'is its own, although' in told['custom_hooks.1.interval']
+    cfg = load(PSPNET)
+    cfg.custom_hooks = [dict(type='ModelTuningHook', channels_last=True)]
+    assert 'of its own' in follow(cfg, 'memory_first')['custom_hooks']
+    assert len(cfg.custom_hooks) == 1
+
+
+def test_several_metrics() -> None:
+    cfg = load(PSPNET)
+    cfg.val_evaluator = [dict(type='IoUMetric', iou_metrics=['mIoU']), dict(type='DumpResults')]
+    follow(cfg, 'balanced')
+    assert [one['type'] for one in cfg.val_evaluator] == ['StreamingIoUMetric', 'DumpResults']
+
+
+def test_without_workers_nothing_is_asked_of_them() -> None:
+    cfg = load(PSPNET)
+    cfg.train_dataloader.persistent_workers = False
+    told = follow(cfg, 'balanced', train_dataloader__num_workers=0)
+    assert cfg.train_dataloader.persistent_workers is False
+    assert 'prefetch_factor' not in cfg.train_dataloader
+    assert 'of no use without workers' in told['train_dataloader.persistent_workers']
+
+
+def test_half_of_one_sample_is_none() -> None:
+    cfg = load(PSPNET)
+    cfg.train_dataloader.batch_size = 1
+    told = follow(cfg, 'balanced')
+    assert cfg.train_dataloader.batch_size == 1
+    assert 'no whole number more' in told['train_dataloader.batch_size']
