@@ -195,3 +195,27 @@ def test_damage_within_a_tick_of_the_clock_is_found(
         file.seek(100)
         file.write(b'x')
     assert check_archive(path) is not None
+
+
+def test_python_s_lock_is_given_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that is bound by the host waits for it at each of its operators."""
+    now, breaths, longest, since = 0.0, 0, 0, 0
+
+    def clock() -> float:
+        nonlocal now, since, longest
+        now += 1e-6  # an object takes so long
+        since += 1
+        longest = max(longest, since)
+        return now
+
+    def breathe(seconds: float) -> None:
+        nonlocal breaths, since
+        assert seconds == archive.BREATH
+        breaths, since = breaths + 1, 0
+
+    monkeypatch.setattr(archive.time, 'perf_counter', clock)
+    monkeypatch.setattr(archive.time, 'sleep', breathe)
+    many = [dict(number=number, text=str(number)) for number in range(2000)]
+    records_of(many, StagingArea())
+    assert breaths > 20
+    assert longest * 1e-6 < 2 * archive.SLICE

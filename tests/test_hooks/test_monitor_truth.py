@@ -134,9 +134,7 @@ class SlowDisk:
 
 def monitored(work: Path, workers: int, iterations: int) -> Config:
     cfg = with_evaluation(config(work, SPARSE))
-    cfg.train_cfg.update(
-        type='PrefetchIterBasedTrainLoop', max_iters=iterations, val_interval=130
-    )
+    cfg.train_cfg.update(type='PrefetchIterBasedTrainLoop', max_iters=iterations, val_interval=130)
     cfg.val_cfg.type = 'PrefetchValLoop'
     cfg.train_dataloader.update(num_workers=workers, prefetch_factor=1, persistent_workers=True)
     cfg.train_dataloader.dataset.type = 'LateAtTimes'

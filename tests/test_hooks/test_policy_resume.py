@@ -21,7 +21,7 @@ WHOLE, HALF = 48, 24  # iterations of 4 samples
 
 
 @DATASETS.register_module()
-class Numbered(ToyDataset):
+class NumberedToy(ToyDataset):
     """Samples that say which they are."""
 
     def __getitem__(self, index: int) -> dict:
@@ -29,7 +29,7 @@ class Numbered(ToyDataset):
 
 
 @HOOKS.register_module()
-class Seen(Hook):
+class SeenByPolicy(Hook):
     """Learning rates, and samples of the batches, by iteration from 1."""
 
     rates: dict[int, list[float]] = {}
@@ -44,7 +44,7 @@ class Seen(Hook):
 def made(work: Path, policy: str, **options: Any) -> Config:
     cfg = config(work, SPARSE)
     cfg.train_dataloader.update(batch_size=4)
-    cfg.train_dataloader.dataset.type = 'Numbered'
+    cfg.train_dataloader.dataset.type = 'NumberedToy'
     cfg.optim_wrapper.optimizer.lr = 0.004
     # Two rates, and a schedule that adds as well as multiplies.
     cfg.optim_wrapper.paramwise_cfg = dict(custom_keys={'net.0': dict(lr_mult=0.1)})
@@ -54,7 +54,7 @@ def made(work: Path, policy: str, **options: Any) -> Config:
     ]
     cfg.train_cfg.update(type='PrefetchIterBasedTrainLoop', max_iters=WHOLE)
     cfg.default_hooks.checkpoint.update(type='AsyncCheckpointHook', interval=HALF)
-    cfg.custom_hooks = [dict(type='Seen')]
+    cfg.custom_hooks = [dict(type='SeenByPolicy')]
     options = {f'tempo.{key}': value for key, value in options.items()}
     options['train_dataloader.num_workers'] = 0
     apply_policy(cfg, load_policy(policy, options), options)
@@ -64,11 +64,11 @@ def made(work: Path, policy: str, **options: Any) -> Config:
 
 
 def run(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, dict, dict]:
-    monkeypatch.setattr(Seen, 'rates', {})
-    monkeypatch.setattr(Seen, 'samples', {})
+    monkeypatch.setattr(SeenByPolicy, 'rates', {})
+    monkeypatch.setattr(SeenByPolicy, 'samples', {})
     runner = Runner.from_cfg(cfg)
     runner.train()
-    return runner, Seen.rates, Seen.samples
+    return runner, SeenByPolicy.rates, SeenByPolicy.samples
 
 
 def resumed(cfg: Config, path: Path) -> Config:

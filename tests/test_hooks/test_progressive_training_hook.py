@@ -44,7 +44,7 @@ class DrawPicture(BaseTransform):
 
 
 @DATASETS.register_module()
-class Pictures(BaseDataset):
+class GrowingPictures(BaseDataset):
     """Forty of 64 x 48."""
 
     def load_data_list(self) -> list[dict]:
@@ -112,7 +112,7 @@ def progressive(work: Path, stages: Any = STAGES, workers: int = 0, **options: A
         batch_size=4,
         num_workers=workers,
         dataset=dict(
-            type='Pictures',
+            type='GrowingPictures',
             pipeline=[
                 dict(type='DrawPicture'),
                 dict(type='RandomCrop', crop_size=(40, 56)),
@@ -366,8 +366,8 @@ def test_finds_transforms_wherever_they_are() -> None:
     fused = dict(type='ResizeRandomCrop', resize=resize, crop=dict(crop_size=(8, 8)))
     apart = dict(type='RandomChoice', transforms=[[crop], [dict(type='RandomFlip', prob=0.5)]])
     pictures = [
-        dict(type='Pictures', pipeline=[dict(type='DrawPicture'), fused]),
-        dict(type='RepeatDataset', times=2, dataset=dict(type='Pictures', pipeline=[apart])),
+        dict(type='GrowingPictures', pipeline=[dict(type='DrawPicture'), fused]),
+        dict(type='RepeatDataset', times=2, dataset=dict(type='GrowingPictures', pipeline=[apart])),
     ]
     with_scope = dict(type='ConcatDataset', datasets=pictures, _scope_='mmseg')
     dataset = DATASETS.build(with_scope)
