@@ -186,7 +186,7 @@ def test_pinned_batches_free_their_slab_at_once(
 ) -> None:
     monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda self, *args: self.clone())
     packed, loan = crossed(memory, dict(a=numbers(1)))
-    found = packed.pin_memory()
+    found = packed.pin_memory().read()
     memory.done(loan)
     gc.collect()
     assert memory.lend().number == loan.number

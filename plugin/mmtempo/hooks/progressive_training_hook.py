@@ -154,5 +154,6 @@ def _place(runner: Any, loader: Any, done: int) -> Place:
     other batch size.
     """
     noted = dict(runner.message_hub.runtime_info.get(PLACE) or {})
+    noted.pop('per_iteration', None)
     seen = noted.pop('iter', None), noted.pop('seed', None)
     return Place(**noted) if seen[0] == done else loader.place
