@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 from mmtempo.doctor.verdict import judge
 from mmtempo.hooks.training_setting import accumulation_of, files_of, setting_of, shape_of
 
+from ..conftest import next_name
 from ..test_doctor.summaries import summary
 from .toy import SPARSE, STOCK, by_epoch, config, with_evaluation
 
@@ -23,6 +24,7 @@ EPOCH = 20  # iterations of the toy's
 
 def found_in(cfg: Config) -> dict[str, Any]:
     """The setting of a runner that is about to train."""
+    cfg.experiment_name, cfg.visualizer.name = next_name(), next_name()
     runner = Runner.from_cfg(cfg)
     runner._train_loop = runner.build_train_loop(runner._train_loop)
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
