@@ -47,11 +47,13 @@ class StopOnSignal:
         self._runner: Any = lambda: None
         self._start: tuple[int, int] | None = None
         self._rest: tuple[int, int] | None = None
+        self._ending: signal.Signals | None = None  # what the training was stopped for
         self._group: Any = None
 
     def begin(self, runner: Any) -> None:
         """Handle signals from now on."""
         self.end()
+        self._ending = None
         self._runner = weakref.ref(runner)
         self._start = (runner.epoch, runner.iter)
         if get_world_size() > 1 and torch.distributed.get_backend() != 'gloo':
@@ -69,6 +71,7 @@ class StopOnSignal:
     def go_on(self) -> None:
         """No longer between two iterations."""
         self._rest = None
+        self._end_again()
 
     def after_iteration(self, runner: Any, batch: int) -> None:
         """The state is whole here, behind so many batches of the epoch and this one."""
@@ -105,6 +108,7 @@ class StopOnSignal:
 
     def in_evaluation(self, runner: Any) -> None:
         """It may take long, and is not needed to go on."""
+        self._end_again()
         if self._interrupts is None or self._interrupts.requested is None or get_world_size() > 1:
             return
         if any(may_change_weights(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
@@ -149,9 +153,16 @@ class StopOnSignal:
             barrier(self._group)
         self.end()
         runner.logger.warning(f'{number.name}: stopped after {reached[1]} iterations.')
-        if number == signal.SIGINT:
+        self._ending = number
+        self._end_again()
+
+    def _end_again(self) -> None:
+        """End what was stopped already: a signal that comes within a finalizer, or a collection
+        of garbage, is handled there, and Python drops what is raised."""
+        if self._ending == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        if self._ending is not None:
+            raise SystemExit(128 + self._ending)
 
 
 def is_training(runner: Any) -> bool:
