@@ -352,11 +352,13 @@ def test_layers() -> None:
     assert layers_of(several) == [several]
 
 
-def test_a_copy_of_the_model_brings_no_other_watch() -> None:
-    """As EMAHook makes one: it is called in evaluations."""
+def test_a_copy_of_the_model_brings_no_other_watch(tmp_path: Path) -> None:
+    """As EMAHook makes one, or a file: it is called in evaluations."""
     watched = toy()
+    watched.watch.begin()
+    torch.save(watched.model, tmp_path / 'model.pt')
+    torch.load(tmp_path / 'model.pt', weights_only=False).val_step(batch())
     copied = copy.deepcopy(watched.model)
-    watched.said.clear()
     copied.val_step(batch())
     assert watched.said == []
     assert watched.step() == STEP

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,45 @@ def test_memory_is_fixed_and_the_last_ones_are_kept(clock: Clock) -> None:
     assert block.facts[:, 1].tolist() == [-number for number in block.numbers]
     assert len(timeline.last(3)) == 3
     assert len(timeline._ended) == 8
+
+
+def test_what_a_hook_is_called_with_does_not_matter(clock: Clock) -> None:
+    timeline = of(clock)
+    marking = timeline.marker('hook')
+    for arguments in ({}, dict(batch_idx=1, data_batch=None, outputs={}), dict(metrics={}, more=1)):
+        clock.go(1)
+        marking(timeline, **arguments)
+    assert timeline.spent(timeline.phase('hook')) == 3.0
+
+
+def test_an_open_iteration_has_what_it_will_have_when_it_has_ended(clock: Clock) -> None:
+    """Carved or not; and what is carved out behind its last mark belongs to the next one."""
+    timeline, order = of(clock), random.Random(0)
+    names = ['data', 'forward', 'hook', 'fence']
+    total = 0.0
+    for number in range(200):
+        expected = dict.fromkeys(names, 0.0)
+        for _ in range(order.randrange(6)):
+            name, carved, seconds = order.choice(names), order.randrange(3), order.randrange(3, 9)
+            clock.go(seconds)
+            timeline.carve('fence', carved * SECOND)
+            timeline.mark(timeline.phase(name))
+            expected['fence'] += carved
+            expected[name] += seconds - carved
+        open_one = {name: timeline.spent(timeline.phase(name)) for name in names}
+        assert open_one == pytest.approx(expected)
+        if number % 2:
+            timeline.carve('fence', SECOND)
+            clock.go(2)
+        timeline.close(number)
+        if number % 2:
+            timeline.mark(0)
+            assert timeline.spent(0) == timeline.spent(timeline.phase('fence')) == 1
+            timeline.start()
+        spent = dict(zip(timeline.names, timeline.last(1).spent[0].tolist()))
+        assert {name: spent.get(name, 0) for name in names} == pytest.approx(expected)
+        total += sum(expected.values())
+    assert timeline.last(1000).spent.sum() == pytest.approx(total)
 
 
 def test_too_many_phases_share_the_last_one(clock: Clock) -> None:

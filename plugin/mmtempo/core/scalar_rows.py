@@ -69,7 +69,9 @@ class ScalarRows:
 
     def note(self, key: str, value: Any, count: int = 1) -> None:
         """Hold on to a value of the current iteration; it is copied when that ends."""
-        if isinstance(value, torch.Tensor):
+        if type(value) is float:  # most of them
+            size = 1
+        elif isinstance(value, torch.Tensor):
             size = value.numel()
         elif isinstance(value, (np.ndarray, np.number)):
             size = value.size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 OUTSIDE = 'unexplained'
@@ -75,8 +75,8 @@ class StepWatch:
             self._watch_calls(layer)
         for optimizer in optimizers:
             self._handles += [
-                optimizer.register_step_pre_hook(lambda *_: self._enter(STEP)),
-                optimizer.register_step_post_hook(lambda *_: self._leave(STEP)),
+                optimizer.register_step_pre_hook(_Call(self._enter, STEP)),
+                optimizer.register_step_post_hook(_Call(self._leave, STEP)),
             ]
         return True
 
@@ -101,15 +101,14 @@ class StepWatch:
         self._handles = []
 
     def _watch_calls(self, module: nn.Module) -> None:
-        # Lambdas, since a copy of the model, as of its averages, shares them and copies no watch.
         self._handles += [
-            module.register_forward_pre_hook(lambda *_: self._enter(FORWARD), prepend=True),
-            module.register_forward_hook(lambda *_: self._leave(FORWARD), always_call=True),
+            module.register_forward_pre_hook(_Call(self._enter, FORWARD), prepend=True),
+            module.register_forward_hook(_Call(self._leave, FORWARD), always_call=True),
         ]
 
     def _enter(self, part: str) -> None:
         # First of all: then nothing else of this gets into a graph.
-        if torch.compiler.is_compiling() or not self.watching:
+        if is_compiling() or not self.watching:
             return
         if not self._inside:
             self._on(self._before(part))
@@ -118,7 +117,7 @@ class StepWatch:
         self._inside.append(part)
 
     def _leave(self, part: str) -> None:
-        if torch.compiler.is_compiling() or not self._inside:
+        if is_compiling() or not self._inside:
             return
         self._inside.pop()
         if self._inside and self._inside[-1] == part:
@@ -135,6 +134,23 @@ class StepWatch:
                 return TO_DEVICE
             return BACKWARD if self._rest == BACKWARD else OUTSIDE
         return BACKWARD if self._was_called else BOTH
+
+
+class _Call:
+    """A hook of a module or an optimizer, of which a copy, or what a file has of it, is none."""
+
+    def __init__(self, does: Callable[[str], None], part: str) -> None:
+        self._does, self._part = does, part
+
+    def __call__(self, *args: Any) -> None:
+        self._does(self._part)
+
+    def __reduce__(self) -> tuple:
+        return _Call, (_nothing, self._part)
+
+
+def _nothing(part: str) -> None:
+    pass
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

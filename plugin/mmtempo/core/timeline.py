@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 NANO = 1e-9
-_Ended = tuple[int, int, int, tuple, Any, list[int]]
+_Ended = tuple[int, int, int, tuple, Any, array]
 # Columns of the ledger; what comes when all have a name is charged to the last one.
 MOST_PHASES = 64
 # Of the training that runs in this process; parts of it that know what they cost look for it.
@@ -57,7 +58,8 @@ class Timeline:
         close | first phase | begin ... mark(a) ... mark(b) ... | close
               the one that waits for the batch       the iteration has ended
 
-    Memory is fixed: the last `capacity` iterations are kept in a ring.
+    A mark is an entry in a list, since each iteration has dozens of them; what they sum to is
+    found when it is asked for. Memory is fixed: the last `capacity` iterations are kept in a ring.
 
     Args:
         first: The phase between two iterations.
@@ -76,12 +78,12 @@ class Timeline:
         self.names: list[str] = [first]
         self.ended = 0  # iterations, ever
         self._clock = clock
-        self._spent = [0]
-        self._carved: list[tuple[int, int]] = []
+        # Of the open iteration, in pairs: a phase and when it ended, or, with the phase's
+        # complement, how much of what is marked next belongs to that one. Always the same list.
+        self._log: list[int] = []
         self._no_facts = (0.0,) * facts
-        # Arrays are made of them when they are asked for: to write into those takes longer.
         self._ended: deque[_Ended] = deque(maxlen=capacity)
-        self.began = self._last = self._start = clock()
+        self.began = self._start = clock()
 
     def phase(self, name: str) -> int:
         """The number of a phase; a new one where there was none of that name."""
@@ -92,24 +94,56 @@ class Timeline:
         elif len(self.names) == MOST_PHASES:
             return MOST_PHASES - 1
         self.names.append(name)
-        self._spent.append(0)
         return len(self.names) - 1
 
     def mark(self, phase: int) -> None:
         """All since the last mark was this phase, but for what was carved out of it."""
-        now = self._clock()
-        self._spent[phase] += now - self._last
-        if self._carved:
-            self._settle(phase)
-        self._last = now
+        self._log.append(phase)
+        self._log.append(self._clock())
+
+    def marker(self, name: str) -> Callable[..., None]:
+        """What marks that phase, whatever it is called with, at half the cost of `mark`."""
+        phase, append, clock = self.phase(name), self._log.append, self._clock
+
+        # The names are those that a runner calls its hooks with: others would cost a dict.
+        def marking(
+            runner: Any = None,
+            batch_idx: Any = None,
+            data_batch: Any = None,
+            outputs: Any = None,
+            **others: Any,
+        ) -> None:
+            append(phase)
+            append(clock())
+
+        return marking
 
     def carve(self, name: str, nanoseconds: int) -> None:
         """So much of the time that is marked next belongs to another phase."""
-        self._carved.append((self.phase(name), nanoseconds))
+        self._log += (~self.phase(name), nanoseconds)
+
+    def carved(self) -> int:
+        """Nanoseconds that are carved out of what is marked next, so far."""
+        total = 0
+        for place in range(len(self._log) - 2, -1, -2):
+            if self._log[place] >= 0:
+                break
+            total += self._log[place + 1]
+        return total
 
     def spent(self, phase: int) -> float:
         """Seconds of the open iteration in a phase, so far."""
-        return self._spent[phase] * NANO
+        log, last, carved, total = self._log, self._start, 0, 0
+        for place in range(0, len(log), 2):
+            of, value = log[place], log[place + 1]
+            if of < 0:
+                carved += value
+                total += value * (~of == phase)
+                continue
+            if of == phase:
+                total += value - last - carved
+            last, carved = value, 0
+        return total * NANO
 
     def close(self, number: int, kind: int = 0, facts: Any = (), note: Any = None) -> None:
         """End an iteration where its last mark was; what followed is the next one's first phase.
@@ -120,39 +154,53 @@ class Timeline:
             facts: What was counted for it. Defaults to ().
             note: Kept with it. Defaults to None.
         """
-        ended = number, self._start, kind, facts or self._no_facts, note, self._spent
-        self._ended.append(ended)
+        log, start = self._log, self._start
+        end = len(log)
+        while end and log[end - 2] < 0:  # carved out of what has not been marked yet
+            end -= 2
+        if end:
+            self._start = log[end - 1]
+        of_it = array('q', log if end == len(log) else log[:end])
+        self._ended.append((number, start, kind, facts or self._no_facts, note, of_it))
         self.ended += 1
-        self._start = self._last
-        self._spent = [0] * len(self._spent)
+        del log[:end]
 
     def start(self) -> None:
         """Begin anew: what was before belongs to no iteration."""
-        self._spent = [0] * len(self._spent)
-        self._carved.clear()
-        self._last = self._start = self._clock()
+        self._log.clear()
+        self._start = self._clock()
 
     def last(self, count: int) -> Block:
         """The iterations that have ended last, as many as are kept."""
         first = max(0, len(self._ended) - count)
         rows = list(itertools.islice(self._ended, first, None))
-        numbers, starts, kinds, facts, notes, spent = zip(*rows) if rows else ((),) * 6
-        width = len(self.names)
-        padded = [one + [0] * (width - len(one)) if len(one) < width else one for one in spent]
+        numbers, begun, kinds, facts, notes, logs = zip(*rows) if rows else ((),) * 6
+        starts = np.array(begun, np.int64)
         return Block(
             numbers=np.array(numbers, np.int64),
-            starts=(np.array(starts, np.int64) - self.began) * NANO,
-            spent=np.array(padded, np.int64).reshape(len(rows), width) * NANO,
+            starts=(starts - self.began) * NANO,
+            spent=_summed(logs, starts, len(self.names)) * NANO,
             kinds=np.array(kinds, np.int8),
             facts=np.array(facts, np.float64).reshape(len(rows), len(self._no_facts)),
             notes=list(notes),
         )
 
-    def _settle(self, phase: int) -> None:
-        for other, nanoseconds in self._carved:
-            self._spent[other] += nanoseconds
-            self._spent[phase] -= nanoseconds
-        self._carved.clear()
+
+def _summed(logs: Sequence[array], starts: np.ndarray, phases: int) -> np.ndarray:
+    """Nanoseconds of each iteration in each phase, from its marks."""
+    spent = np.zeros((len(logs), phases), np.int64)
+    pairs = np.frombuffer(b''.join(logs), np.int64).reshape(-1, 2)
+    phase, value = pairs[:, 0], pairs[:, 1]
+    row = np.repeat(np.arange(len(logs)), [len(log) // 2 for log in logs])
+    marks, carved = np.flatnonzero(phase >= 0), np.flatnonzero(phase < 0)
+    ends, rows = value[marks], row[marks]
+    is_first = np.diff(rows, prepend=-1) > 0
+    before = np.where(is_first, starts[rows], np.concatenate([ends[:1], ends[:-1]]))
+    np.add.at(spent, (rows, phase[marks]), ends - before)
+    np.add.at(spent, (row[carved], ~phase[carved]), value[carved])
+    out_of = phase[marks[np.searchsorted(marks, carved)]]
+    np.subtract.at(spent, (row[carved], out_of), value[carved])
+    return spent
 
 
 def activate(timeline: Timeline) -> None:
@@ -175,9 +223,9 @@ def charged_to(name: str) -> Iterator[None]:
     if timeline is None:
         yield
         return
-    start, known = timeline._clock(), len(timeline._carved)
+    start, before = timeline._clock(), timeline.carved()
     try:
         yield
     finally:
-        inner = sum(nanoseconds for _, nanoseconds in timeline._carved[known:])
+        inner = timeline.carved() - before
         timeline.carve(name, timeline._clock() - start - inner)

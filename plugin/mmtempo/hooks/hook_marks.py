@@ -71,7 +71,7 @@ class HookMarks:
     def join(self, runner: Any) -> None:
         """Take their places; also while the runner goes through its hooks."""
         self.leave(runner)
-        opening = {stage: self._marking(name) for stage, name in BEFORE.items()}
+        opening = {stage: self._timeline.marker(name) for stage, name in BEFORE.items()}
         joined: list[Hook] = [_Mark({**opening, **self._opening}, 'HIGHEST')]
         names: list[str] = []
         for hook in runner.hooks:
@@ -84,7 +84,8 @@ class HookMarks:
             if names.count(name) > 1:
                 name = f'{name} {names.count(name)}'
             self.categories[name] = category_of(hook)
-            joined.append(_Mark(dict.fromkeys(stages, self._marking(name)), hook.priority))
+            marker = self._timeline.marker(name)
+            joined.append(_Mark(dict.fromkeys(stages, marker), hook.priority))
         self._close_with(joined)
         self._count = len(joined)
         # Another list: who goes through the old one is not led astray.
@@ -109,14 +110,6 @@ class HookMarks:
         """Give their places back."""
         if any(isinstance(hook, _Mark) for hook in runner.hooks):
             runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, _Mark)]
-
-    def _marking(self, name: str) -> Callable[..., None]:
-        mark, phase = self._timeline.mark, self._timeline.phase(name)
-
-        def marking(*args: Any, **kwargs: Any) -> None:
-            mark(phase)
-
-        return marking
 
 
 def _both(first: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:

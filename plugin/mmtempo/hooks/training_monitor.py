@@ -23,7 +23,7 @@ from ..core.log_histogram import LogHistogram
 from ..core.machine_readings import MachineReadings
 from ..core.machine_watch import MachineWatch
 from ..core.run_record import RunRecord
-from ..core.step_watch import StepWatch
+from ..core.step_watch import STEP, StepWatch
 from ..core.tempo_meter import TempoMeter
 from ..core.timeline import Timeline, activate, deactivate
 from .checkpoint_content import optimizers_of
@@ -132,15 +132,15 @@ class TrainingMonitor:
             RunRecord(runner.work_dir, runner.logger.warning) if self._writes else None,
             runner.iter,
         )
-        self._data, self._update = self.timeline.phase('data'), self.timeline.phase('step')
-        self._parts: dict[str, int] = {}
+        self._data = self.timeline.phase('data')
+        self._mark_data = self.timeline.marker('data')
+        self._parts: dict[str, Callable[..., None]] = {}
         self._number: int | None = None  # of the open iteration
         self._last, self._first = runner.iter, runner.iter + 1
         self._note: dict[str, Any] = {}
         self._totals: tuple = ()
-        self._loader: Any = runner.train_dataloader
         self._shapes: set[tuple] = set()
-        self._knows_updates = False
+        self._knows_updates = self._has_updated = False
         self._device_parts: dict[str, LogHistogram] = {}
         self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
         self._worker_of = worker_of(runner)
@@ -208,31 +208,38 @@ class TrainingMonitor:
     def _open(self, runner: Any, batch_idx: int = 0, data_batch: Any = None) -> None:
         """Before the first hook of an iteration: its batch is here, the one before has ended."""
         self._close()
-        timeline = self.timeline
-        timeline.mark(self._data)
-        self._last = number = self._last + 1
-        self._number = number
-        if number == self._first:
-            self._marks.join_again(runner)
+        self._mark_data()
+        self._last = self._number = number = self._last + 1
         shape = shape_of(data_batch)
         self._note = dict(shape=shape)
         if number < self._first + WARM_UP:
             self._note['is_first'] = True
-        elif shape is not None and shape not in self._shapes and len(self._shapes) < MOST_SHAPES:
-            self._note['is_new_shape'] = True
-        if shape is not None and len(self._shapes) < MOST_SHAPES:
-            self._shapes.add(shape)
-        if not self._note_delivery() and data_batch is not None and self._is_late():
+            if number == self._first:
+                self._marks.join_again(runner)
+        if shape not in self._shapes:
+            self._learn(shape)
+        if not self._note_delivery(runner) and data_batch is not None and self._is_late():
             self._note['files'] = files_of(data_batch)
             self._note['worker'] = self._worker_of(batch_idx)
 
-    def _note_delivery(self) -> bool:
+    def _learn(self, shape: tuple | None) -> None:
+        """Inputs of a shape that was not seen before."""
+        if shape is not None and len(self._shapes) < MOST_SHAPES:
+            self._shapes.add(shape)
+            if 'is_first' not in self._note:
+                self._note['is_new_shape'] = True
+
+    def _note_delivery(self, runner: Any) -> bool:
         """How the batch came; of several in one iteration, the one that was waited for longest."""
-        deliveries = getattr(self._loader, 'deliveries', None)
+        # The loop's, as it is now: hooks may build another one in the middle of a training.
+        deliveries = getattr(runner.train_dataloader, 'deliveries', None)
         if not deliveries:
             return False
-        latest = itertools.islice(reversed(deliveries), self._batches)
-        self._note['delivery'] = max(latest, key=lambda one: one.waited)
+        if self._batches == 1:
+            self._note['delivery'] = deliveries[-1]
+        else:
+            latest = itertools.islice(reversed(deliveries), self._batches)
+            self._note['delivery'] = max(latest, key=lambda one: one.waited)
         return True
 
     def _is_late(self) -> bool:
@@ -247,23 +254,26 @@ class TrainingMonitor:
             self._profile.begin(self._number)
 
     def _on_step(self, part: str) -> None:
-        phase = self._parts.get(part)
-        if phase is None:
-            phase = self._parts[part] = self.timeline.phase(part)
-        self.timeline.mark(phase)
+        mark = self._parts.get(part)
+        if mark is None:
+            mark = self._parts[part] = self.timeline.marker(part)
+        mark()
+        if part == STEP:
+            self._has_updated = True
         if self._device_clock is not None:
             self._device_clock.mark(part)
 
-    def _end_step(self, *args: Any, **kwargs: Any) -> None:
+    def _end_step(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         """The training step is over, and the first hook behind it not yet called."""
         if self._knows_updates:
             self._step.end()
         else:
             self._on_step('train_step')
-        if self._batches > 1:
-            self._note_delivery()
         if self._number is None:  # a loop of somebody's own, without the hooks before
+            self.timeline.start()
             return
+        if self._batches > 1:
+            self._note_delivery(runner)
         if self._device_clock is not None:
             self._device_clock.end(self._number)
         if self._profile is not None:
@@ -276,10 +286,10 @@ class TrainingMonitor:
     def _close(self) -> None:
         if self._number is None:
             return
-        updated = not self._knows_updates or self.timeline.spent(self._update) > 0
+        updated = not self._knows_updates or self._has_updated
         kind = UPDATE if updated else ACCUMULATION
         self.timeline.close(self._number, kind, self._totals, self._note)
-        self._number = None
+        self._number, self._has_updated = None, False
 
     def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""
