@@ -1,6 +1,7 @@
 # make train: set up, make data, train BEV segmentation. make test: every check. make help: the rest.
 #   STACK=onedl (default) or openmmlab: which mm-stack, each in a venv of its own
 #   PYTHON=python3.12: with which Python to make the venv
+#   JOBS=2: so many tests at a time; as many as there are cores if it is not given, 4 at most
 #   TEMPO=balanced, speed_first, memory_first, grad_accum or baseline: make train by that policy
 STACK ?= onedl
 PYTHON ?= python3
@@ -12,6 +13,8 @@ CONFIG ?= configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
 DATA := data/synthetic_bev
 MULTICAM := data/synthetic_multicam
 PYTEST_ARGS ?=
+# Files of tests side by side, one on each core; 0: one after the other, in one process.
+JOBS ?= auto
 READY := $(VENV)/.ready
 
 ifeq ($(wildcard $(LOCK)),)
@@ -47,7 +50,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow" -n $(JOBS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

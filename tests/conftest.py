@@ -7,9 +7,10 @@ import os
 import warnings
 from pathlib import Path
 
-# Before torch is imported. Two cores and many short runs: more threads only get into each
-# other's way. And what is tested here is the CPU's path, also on a machine with a GPU.
-os.environ.setdefault('OMP_NUM_THREADS', '2')
+# Before torch is imported. Few cores and many short runs, several of them at a time under
+# pytest-xdist: more threads only get into each other's way. And what is tested here is the CPU's
+# path, also on a machine with a GPU.
+os.environ.setdefault('OMP_NUM_THREADS', '1' if 'PYTEST_XDIST_WORKER' in os.environ else '2')
 os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
 import pytest

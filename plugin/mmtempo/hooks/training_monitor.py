@@ -134,6 +134,7 @@ class TrainingMonitor:
         )
         self._data = self.timeline.phase('data')
         self._mark_data = self.timeline.marker('data')
+        self._waited = 0.0
         self._parts: dict[str, Callable[..., None]] = {}
         self._number: int | None = None  # of the open iteration
         self._last, self._first = runner.iter, runner.iter + 1
@@ -149,8 +150,8 @@ class TrainingMonitor:
 
     @property
     def data_seconds(self) -> float:
-        """What the open iteration has waited for its batch."""
-        return self.timeline.spent(self._data)
+        """What the open iteration has waited for its batch; of several, so far."""
+        return self._waited if self._batches == 1 else self.timeline.spent(self._data)
 
     def begin(self, runner: Any) -> None:
         """From now on, all time belongs to the training."""
@@ -209,6 +210,7 @@ class TrainingMonitor:
         """Before the first hook of an iteration: its batch is here, the one before has ended."""
         self._close()
         self._mark_data()
+        self._waited = self.timeline.spent(self._data)
         self._last = self._number = number = self._last + 1
         shape = shape_of(data_batch)
         self._note = dict(shape=shape)
