@@ -96,7 +96,7 @@ def momentum_encoder(cfg: Config) -> None:
         (averages(), dict(interval=1, by_epoch=True)),
         (momentum_encoder, dict()),
     ],
-    ids=str,
+    ids=lambda one: getattr(one, '__name__', str(one)),
 )
 def test_old_values_are_saved(change: Callable, options: dict, tmp_path: Path, late: list) -> None:
     roots = (tmp_path / 'stock', tmp_path / 'ours')
