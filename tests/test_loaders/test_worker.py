@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import pickle
+import random
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from mmtempo.loaders import build_prefetch_dataloader
+from mmtempo.core.randomness import seeded
+from mmtempo.loaders import build_prefetch_dataloader, worker
+from mmtempo.loaders.batch_stream import Ticket
 from mmtempo.loaders.worker import THREADS, Board, WorkerStart, one_thread_each
 
 
@@ -75,6 +81,47 @@ def test_the_board() -> None:
     assert (board.doing(), board.failed()) == ([], [17])
     board.clear()
     assert board.failed() == []
+
+
+def test_the_board_is_one_for_all_processes() -> None:
+    board = Board(2)
+    other = pickle.loads(ForkingPickler.dumps(board))
+    other.begin(1, 6)
+    assert board.is_busy()
+    assert [one.index for one in board.doing()] == [6]
+    board.end(1)
+    assert not other.is_busy()
+
+
+class Draws(Dataset):
+    """What the global generators give."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        if index == 7:
+            raise ValueError('there is no seventh')
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+
+def test_without_workers_generators_are_kept_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    states = worker.generator_states
+    monkeypatch.setattr(worker, 'generator_states', lambda: kept.append(1) or states())
+    made = worker.SeededDataset(Draws(), Board(0))
+    tickets = [Ticket(index, (0, 0, index)) for index in range(8)]
+    with seeded(5):
+        before = Draws()[0]
+    with seeded(5):
+        batch = made.__getitems__(tickets[:4])
+        with pytest.raises(ValueError, match='seventh'):
+            made.__getitems__(tickets[6:])
+        assert Draws()[0] == before
+    assert len(kept) == 2
+    # Each is of its own ticket, whichever batch it is in.
+    assert batch[2:] == made.__getitems__(tickets[2:4])
+    assert len(set(batch)) == 4
 
 
 def test_a_start_of_ones_own() -> None:

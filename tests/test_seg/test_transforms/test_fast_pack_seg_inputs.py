@@ -71,6 +71,21 @@ def test_what_is_packed_is_nobody_else_s(view: tuple) -> None:
             assert not np.shares_memory(tensor.numpy(), array)
 
 
+def test_meta_information_is_nobody_else_s() -> None:
+    results = sample()
+    values = dict(a=[1, [2]], b={'c': [3]}, d=(4, [5]), e=np.arange(3), f=None, g=(6, 'g', 0.5))
+    results.update(values)
+    keys = ('img_path', 'ori_shape', *values, 'h')
+    packed = FastPackSegInputs(meta_keys=keys)(dict(results))['data_samples']
+    stock = PackSegInputs(meta_keys=keys)(dict(results))['data_samples']
+    assert set(packed.metainfo_keys()) == set(stock.metainfo_keys())
+    np.testing.assert_equal(packed.metainfo, stock.metainfo)
+    for key in 'abde':
+        assert packed.metainfo[key] is not values[key]
+    assert packed.d[1] is not values['d'][1]
+    assert packed.b['c'] is not values['b']['c']
+
+
 @pytest.mark.parametrize('channels', [0, 1, 4])
 def test_other_images_are_packed_by_stock(channels: int) -> None:
     results = sample()

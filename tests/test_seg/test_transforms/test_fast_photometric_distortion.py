@@ -8,7 +8,7 @@ import pytest
 from mmengine.registry import TRANSFORMS
 from mmseg.datasets.transforms import PhotoMetricDistortion
 
-from mmtempo.seg.transforms import FastPhotoMetricDistortion
+from mmtempo.seg.transforms import FastPhotoMetricDistortion, fast_photometric_distortion
 
 from .against_stock import picture, read_only, run, same, sample
 
@@ -31,6 +31,16 @@ def test_every_colour_is_what_stock_makes() -> None:
     ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
     for seed in range(24):
         same(run(ours, dict(img=colours), seed), run(stock, dict(img=colours), seed))
+
+
+def test_hues_turn_and_all_else_stays() -> None:
+    hues, others = np.meshgrid(np.arange(180), (0, 3, 76, 77, 180, 255), indexing='ij')
+    hsv = np.stack([hues, others, others[:, ::-1]], -1).astype(np.uint8)
+    for shift in range(-190, 191):
+        turned = hsv.copy()
+        fast_photometric_distortion._turn(turned, shift)
+        np.testing.assert_array_equal(turned[..., 0], (hues + shift) % 180)
+        np.testing.assert_array_equal(turned[..., 1:], hsv[..., 1:])
 
 
 @pytest.mark.parametrize('step', [(1, -1), (-1, 1), (2, 3)])

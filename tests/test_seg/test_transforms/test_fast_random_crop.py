@@ -71,6 +71,37 @@ def test_variety_is_stock_s_at_the_limit(exact: int, monkeypatch: pytest.MonkeyP
             assert is_varied(crop, ignore, 0.9) == by_sorting(crop, ignore, 0.9)
 
 
+@pytest.mark.parametrize('ignore', [255, 0, 2, 300, -1])
+def test_variety_is_stock_s_whatever_few_labels_suggest(ignore: int) -> None:
+    generator = np.random.default_rng(ignore + 1)
+    found = []
+    for _ in range(300):
+        shape = generator.integers(1, 70, 2)
+        crop = generator.integers(0, generator.integers(1, 9), shape, dtype=np.uint8)
+        crop[generator.random(shape) < generator.random()] = generator.choice([0, 1, 2, 255])
+        # The labels that are looked at are of one class, and the others may be of another one.
+        crop[:: label_variety.STEP, :: label_variety.STEP] = generator.choice([0, 2, 3, 255])
+        for ratio in (0.2, 0.5, 0.75, 0.99):
+            found.append(is_varied(crop, ignore, ratio))
+            assert found[-1] == by_sorting(crop, ignore, ratio)
+    assert 100 < sum(found) < len(found) - 100
+
+
+def test_one_class_mostly_tells_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    count = label_variety._counts
+    monkeypatch.setattr(
+        label_variety,
+        '_counts',
+        lambda crop, ignore: counted.append(crop.size) or count(crop, ignore),
+    )
+    crop = np.zeros((64, 64), np.uint8)
+    for rows, expected in ((0, False), (8, False), (24, True), (40, True), (64, False)):
+        crop[:rows] = 7
+        assert is_varied(crop, 255, 0.75) is expected
+    assert set(counted) == {16}
+
+
 def test_draws_can_be_shared_as_stock_s() -> None:
     ours = FastRandomCrop((16, 16), cat_max_ratio=0.75)
     with cache_random_params(ours):

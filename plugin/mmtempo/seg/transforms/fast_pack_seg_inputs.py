@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,6 +13,8 @@ from mmengine.structures import PixelData
 from mmseg.datasets.transforms import PackSegInputs
 
 LABELS = dict(gt_seg_map='gt_sem_seg', gt_edge_map='gt_edge_map')
+# Types of values that cannot be changed.
+CONSTANT = frozenset([bool, int, float, str])
 META_KEYS = (
     'img_path',
     'seg_map_path',
@@ -54,14 +57,24 @@ class FastPackSegInputs(PackSegInputs):
         image = results.get('img')
         planes = None if image is None or not _is_colour(image) else _planes(image)
         labels = {key: results[key] for key in LABELS if _is_packed(results.get(key))}
-        ours = set(labels) if planes is None else {*labels, 'img'}
+        meta = {key: results[key] for key in self.meta_keys if _is_constant(results.get(key))}
+        ours = {*labels, *meta} if planes is None else {*labels, *meta, 'img'}
         packed = super().transform({key: results[key] for key in results if key not in ours})
         if planes is not None:
             packed = dict(inputs=planes, **packed)
+        for key, value in meta.items():
+            # As set_metainfo(), which makes deep copies first: in vain, of what nobody can change.
+            packed['data_samples'].set_field(value, key, field_type='metainfo')
         for key, values in labels.items():
             field = PixelData(data=torch.from_numpy(values[None].copy()))
             packed['data_samples'].set_data({LABELS[key]: field})
         return packed
+
+
+def _is_constant(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(type(one) in CONSTANT for one in value)
+    return type(value) in CONSTANT
 
 
 def _is_colour(image: np.ndarray) -> bool:
