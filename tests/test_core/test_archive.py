@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmtempo.core import archive
 from mmtempo.core.archive import check_archive, records_of
 from mmtempo.core.snapshot import Snapshot
 from mmtempo.core.staging import StagingArea
+from mmtempo.core.writer_process import _open, write_archive
 
 from .trees import History, same, tree, write
 
@@ -70,7 +72,7 @@ def test_what_lies_in_the_area_stays_there() -> None:
     [frozen] = snapshot.take([[torch.ones(3), torch.ones(20), torch.empty(0)]])
     records = records_of(frozen, area)
     assert [name for name, _ in records] == [
-        'data.pkl', 'byteorder', 'data/0', 'data/1', 'data/2', 'version',
+        'data.pkl', 'byteorder', 'data/0', 'data/1', 'data/64', 'version',
     ]  # fmt: skip
     assert [content for _, content in records[2:5]] == [(0, 12), (64, 80), b'']
     area.close()
@@ -219,3 +221,59 @@ def test_python_s_lock_is_given_up_again_and_again(monkeypatch: pytest.MonkeyPat
     records_of(many, StagingArea())
     assert breaths > 20
     assert longest * 1e-6 < 2 * archive.SLICE
+
+
+def test_files_of_one_area_differ_where_their_trees_do(path: str) -> None:
+    """Pieces of a pickle are used again: not those of what has another shape, place or key."""
+    area = StagingArea()
+    snapshot = Snapshot(area)
+    one, two = torch.arange(6.0), torch.arange(8.0)
+    names = OrderedDict(a=one, b=two)
+    names._metadata = OrderedDict(x=dict(version=1))  # type: ignore[attr-defined]
+    grown = {'a': one, 'b': two, 'c': torch.ones(3, 3)}
+    for given in (
+        dict(state={0: names, 1: dict(step=one)}),
+        dict(state={0: names, 1: dict(step=one)}),
+        dict(state={0: names, 1: dict(step=one, more=two * 2)}),  # a new key
+        dict(state={True: dict(a=two, b=one), 'x': 1, 1.5: -0.0}),  # exchanged
+        dict(state={1: dict(a=one.view(2, 3), b=two.view(2, 4).t())}),  # other shapes
+        dict(state={1: dict(a=one.int(), b=two.bfloat16())}),
+        dict(state={1: dict(a=one + 1, b=two)}),  # replaced
+        dict(groups=[dict(lr=0.1), dict(lr=0.2)], tied=(one, one[2:4]), state=grown),
+        dict(groups=[dict(lr=0.2)], state={}, none=None, empty=torch.empty(0, 2)),
+    ):
+        [frozen] = snapshot.take([given])
+        snapshot.finish()
+        records = records_of(frozen, area)
+        assert area.address is not None
+        with open(path, 'wb') as file:
+            write_archive(file, records, _open(area.address[0]))
+        stock = io.BytesIO()
+        torch.save(given, stock)
+        stock.seek(0)
+        assert same(load(path), load(stock)), given
+        state = load(path)['state']
+        assert [*map(type, state)] == [*map(type, given['state'])]
+    area.close()
+
+
+def test_a_tensor_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = []
+    original = torch.Tensor.__reduce_ex__
+
+    def noting(tensor: torch.Tensor, protocol: int) -> Any:
+        pickled.append(tuple(tensor.shape))
+        return original(tensor, protocol)
+
+    monkeypatch.setattr(torch.Tensor, '__reduce_ex__', noting)
+    area = StagingArea()
+    snapshot = Snapshot(area)
+    given = {'a': torch.ones(3), 'b': {0: dict(step=torch.ones(2))}}
+    for _ in range(3):
+        records = records_of(snapshot.take([given])[0], area)
+        assert len(records) == 5
+        assert pickled == [(3,), (2,)]
+    given['a'] = torch.ones(4)  # as wide in the area, but it is another
+    records_of(snapshot.take([given])[0], area)
+    assert pickled[2] == (4,)
+    area.close()

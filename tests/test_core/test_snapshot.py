@@ -325,16 +325,17 @@ def test_late_parts_are_gone_through_late(area: StagingArea) -> None:
     for turn in range(2):
         state = {0: {'step': torch.tensor(1.0), 'avg': torch.ones(40)}}
         tied = torch.full((40,), 3.0)
-        given = dict(a=tied, state=Late(state), groups=[dict(lr=0.1)], b=Late(tied))
+        given = dict(a=tied, state=Late(lambda state=state: state), b=Late(lambda tied=tied: tied))
+        given['groups'] = [dict(lr=0.1)]
         [frozen] = snapshot.take([given])
-        assert list(frozen) == ['a', 'state', 'groups', 'b']
+        assert list(frozen) == ['a', 'state', 'b', 'groups']
         state[0]['more'] = torch.zeros(5000)
         in_thread(snapshot.finish)
         state[0]['avg'].zero_()
         state[0]['more'].add_(1)
         state[1] = {}
         tied.zero_()
-        assert list(frozen) == ['a', 'state', 'groups', 'b']
+        assert list(frozen) == ['a', 'state', 'b', 'groups']
         assert same(frozen['state'][0]['avg'], torch.ones(40))
         assert same(frozen['state'][0]['more'], torch.zeros(5000))
         assert list(frozen['state']) == [0]
@@ -348,7 +349,7 @@ def test_late_parts_of_a_device_are_gone_through_at_once(asked: list) -> None:
     """The training starts its copies, behind those that are waited for at once."""
     area = StagingArea('mps')  # of some device, which is not asked
     snapshot = Snapshot(area)
-    given = dict(state=Late({0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
+    given = dict(state=Late(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
     [frozen] = snapshot.take([given])
     assert [step[2] for step in asked if step[0] == 'copy'] == [[2.0], [1.0]]
     assert torch.equal(frozen['buffer'], torch.zeros(3))  # it is on its way

@@ -213,3 +213,37 @@ def test_memory_that_was_not_pinned_is_not_unpinned(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match='no device'):
         area.reserve(4096)
     area.close()
+
+
+def test_a_place_is_known_as_long_as_it_is_given_out() -> None:
+    area = StagingArea()
+    area.reserve(4096)
+    first, second = torch.ones(3), torch.ones(20)
+    before = [area.like(one) for one in (first, second)]
+    for one, start in zip(before, (0, 64)):
+        place = area.place_of(one)
+        assert place is not None
+        assert (place.start, place.tensor is one) == (start, True)
+        place.pickled = b'x'
+    assert area.place_of(first) is None
+    area.clear()
+    assert area.like(first) is before[0]  # as it was
+    assert area.place_of(before[0]).pickled == b'x'  # type: ignore[union-attr]
+    for other in (second.double(), second.view(4, 5), second.view(4, 5).t(), second[:5]):
+        copy = area.like(other)
+        assert (copy.shape, copy.stride(), copy.dtype) == (
+            other.shape,
+            other.stride(),
+            other.dtype,
+        )
+        assert area.place_of(before[1]) is None
+        assert area.place_of(copy).pickled is None  # type: ignore[union-attr]
+        area.clear()
+        area.like(first)
+    area.clear()
+    area.clear()
+    assert area.place_of(before[0]) is None  # nobody has asked for it
+    found = area.like(first)
+    area.reserve(8192)
+    assert area.place_of(found) is None
+    area.close()

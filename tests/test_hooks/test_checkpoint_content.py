@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmtempo.core.snapshot import Late
 from mmtempo.hooks import checkpoint_content
-from mmtempo.hooks.checkpoint_content import changed_by_updates, checkpoint_of, mark_late
+from mmtempo.hooks.checkpoint_content import changed_by_updates, checkpoint_of
 
-from .checkpoints import KINDS, build, load, run
+from .checkpoints import KINDS, Adds, build, load, run
 
 
 def trained(root: Path, model: str = 'ToyModel', ema: bool = False) -> Runner:
@@ -22,6 +24,7 @@ def trained(root: Path, model: str = 'ToyModel', ema: bool = False) -> Runner:
         cfg.model.type = model
         cfg.custom_hooks = [dict(type='EMAHook')] if ema else []
         cfg.optim_wrapper.optimizer = dict(type='AdamW', lr=0.01)
+        cfg.param_scheduler = [dict(type='LinearLR', by_epoch=False, end=30)]
 
     return run(KINDS[0], root, change, interval=100, save_last=False)
 
@@ -40,17 +43,6 @@ def test_what_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
     assert len(parameters) == 6
     live = {name.removeprefix('module.'): value for name, value in checkpoint[key].items()}
     assert names_of(live, late) == parameters
-    optimizer, metadata = checkpoint['optimizer'], checkpoint['state_dict']._metadata
-    mark_late(checkpoint)
-    for part, content in (
-        (checkpoint['optimizer'], optimizer),
-        (checkpoint['state_dict']._metadata, metadata),
-    ):
-        assert isinstance(part, Late)
-        assert part.content is content
-    without: dict = dict(state_dict={})  # save_optimizer=False, and a hook's own dict
-    mark_late(without)
-    assert without == dict(state_dict={})
     if ema:
         averages = names_of(checkpoint['state_dict'], late)
         assert averages == parameters | {'key'}  # nothing but the hook changes these
@@ -103,3 +95,75 @@ def test_keys_that_stock_would_refuse(tmp_path: Path) -> None:
         runner = build(kind, tmp_path / kind, interval=5, unheard_of=3)
         with pytest.raises(TypeError, match='unheard_of'):
             runner.train()
+
+
+def parts_of(checkpoint: dict) -> dict[str, Any]:
+    """What may come late."""
+    return {
+        'cfg': checkpoint['meta']['cfg'],
+        'metadata': checkpoint['state_dict']._metadata,
+        'history': checkpoint['message_hub']['log_scalars'],
+        'schedulers': checkpoint['param_schedulers'],
+        'optimizer': checkpoint['optimizer'],
+    }
+
+
+def plain(value: Any) -> str:
+    """What there is to a tree; each history is a copy, of another address."""
+    return re.sub(r' at 0x[0-9a-f]+', '', repr(value))
+
+
+def test_what_comes_late_is_what_would_have_come_at_once(tmp_path: Path) -> None:
+    runner = trained(tmp_path)
+    at_once, late = parts_of(checkpoint_of(runner)), parts_of(checkpoint_of(runner, overlaps=True))
+    for name, part in late.items():
+        assert type(part) is Late, name
+        assert type(at_once[name]) is not Late
+        assert plain(part.make()) == plain(at_once[name]), name
+
+
+@pytest.mark.parametrize('reason', ['hook', 'scale', 'optimizer', 'hook of the optimizer'])
+def test_the_optimizer_is_asked_at_once_where_others_are(reason: str, tmp_path: Path) -> None:
+    """And what it has said is gone through late."""
+    runner = trained(tmp_path)
+    wrapper, asked = runner.optim_wrapper, []
+
+    class Other(type(wrapper.optimizer)):  # type: ignore[misc]
+        def state_dict(self) -> dict:
+            return super().state_dict()
+
+    class Scaled(type(wrapper)):  # type: ignore[misc]
+        def state_dict(self) -> dict:
+            return dict(super().state_dict(), loss_scaler=dict(scale=2.0))
+
+    if reason == 'hook':
+        runner.register_hook(Adds())
+    elif reason == 'scale':
+        wrapper.__class__ = Scaled
+    elif reason == 'optimizer':
+        wrapper.optimizer.__class__ = Other
+    else:
+        wrapper.optimizer.register_state_dict_post_hook(lambda *_: asked.append(1))
+    optimizer = checkpoint_of(runner, overlaps=True)['optimizer']
+    assert asked == [1] * (reason == 'hook of the optimizer')
+    assert type(optimizer) is Late
+    wrapper.param_groups[0]['lr'] = 7.0
+    assert optimizer.make()['param_groups'][0]['lr'] != 7.0
+    assert ('loss_scaler' in optimizer.make()) == (reason == 'scale')
+
+
+def test_a_hook_finds_all_of_a_checkpoint(tmp_path: Path) -> None:
+    found = []
+
+    class Looks(Hook):
+        def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+            found.append(parts_of(checkpoint))
+            checkpoint.pop('optimizer')
+            checkpoint.pop('message_hub')
+
+    runner = trained(tmp_path)
+    expected = parts_of(checkpoint_of(runner))
+    runner.register_hook(Looks())
+    checkpoint = checkpoint_of(runner, overlaps=True)
+    assert plain(found) == plain([expected])
+    assert 'optimizer' not in checkpoint

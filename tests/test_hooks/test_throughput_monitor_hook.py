@@ -196,6 +196,24 @@ def test_each_cause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert summary['phases']['unexplained']['share'] < 0.01
 
 
+def test_what_a_save_takes_at_once_is_staging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = DurableWriter.save
+
+    def save_slowly(*args: Any) -> Any:
+        clock.go(SAVE)
+        return save(*args)
+
+    monkeypatch.setattr(DurableWriter, 'save', save_slowly)
+    cfg = monitored(tmp_path, SPARSE, iterations=100)
+    cfg.default_hooks.checkpoint.update(type='AsyncCheckpointHook', interval=80, save_last=False)
+    Runner.from_cfg(cfg).train()
+    (stall,) = (one for one in summary_of(tmp_path)['stalls'] if one['iter'] == 80)
+    assert (stall['category'], stall['cause']) == ('checkpoint', 'checkpoint: staging')
+    assert math.isclose(stall['lost'], SAVE, rel_tol=0.1)
+
+
 def in_epochs(work: Path, hooks: dict, **options: Any) -> Config:
     cfg = by_epoch(monitored(work, hooks, **options), 15)
     cfg.train_cfg.val_interval = 10

@@ -8,12 +8,13 @@ import pickle
 import sys
 import time
 import zipfile
+from collections import OrderedDict
 from typing import Any, BinaryIO
 
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
-from .staging import StagingArea
+from .staging import ALIGNMENT, StagingArea
 
 PROTOCOL = 2  # torch's
 FORMAT_VERSION = b'3\n'  # of torch's zip files
@@ -23,20 +24,105 @@ CLOCK_TICK = 2 * 10**9  # nanoseconds; the coarsest of file systems
 # Seconds for which Python's lock is kept from the training, and for which it is left to it: who
 # waits for it without being let in gets it every 5 ms, and loses it again at its next operator.
 SLICE, BREATH = 5e-5, 5e-5
+# Neither storages, nor with any inside.
+PLAIN = frozenset({int, float, bool, str, type(None)})
+MOST = 1 << 16
+_keys: dict[str | int, bytes] = {}  # of dicts, pickled
 _checked: dict[str, tuple] = {}
 
 
 def records_of(tree: Any, area: StagingArea) -> list[tuple[str, Any]]:
     """The records of a file as `torch.save` writes it: names, and bytes or places in the area."""
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, area)
-    pickler.dump(tree)
+    pickled = _Pickled(area)
+    pickled.add(tree)
     records: list[tuple[str, Any]] = [
-        ('data.pkl', buffer.getvalue()),
+        ('data.pkl', pickled.whole()),
         ('byteorder', sys.byteorder.encode()),
     ]
-    records += [(f'data/{key}', content) for key, content in pickler.contents.items()]
+    records += [(f'data/{key}', content) for key, content in pickled.contents.items()]
     return [*records, ('version', FORMAT_VERSION)]
+
+
+class _Pickled:
+    """A pickle that is put together of pieces, most of which the file before had as well.
+
+    What a pickler does for a tensor takes it dozens of objects and calls. For one in the area it
+    comes out the same as long as that lies there in the same way, so it is done once. Each piece
+    is a pickle by itself, but for its first and last opcodes; dicts are what joins them.
+
+    Args:
+        area: Where the tensors are.
+    """
+
+    def __init__(self, area: StagingArea) -> None:
+        self._area = area
+        self._buffer = io.BytesIO()
+        self._pickler = _Pickler(self._buffer, area)
+        self._parts = [pickle.PROTO + bytes([PROTOCOL])]
+        if len(_keys) > MOST:
+            _keys.clear()  # they change again and again
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        return self._pickler.contents
+
+    def whole(self) -> bytes:
+        return b''.join([*self._parts, pickle.STOP])
+
+    def add(self, value: Any) -> None:
+        kind = type(value)
+        if kind is dict:
+            self._parts.append(pickle.EMPTY_DICT)
+            self._add_items(value)
+        elif kind is OrderedDict:
+            self._parts.append(self._piece(OrderedDict()))
+            self._add_items(value)
+            if vars(value):  # a state_dict's `_metadata`
+                self._parts += [self._piece(vars(value)), pickle.BUILD]
+        elif kind is torch.Tensor:
+            self._parts.append(self._of_tensor(value))
+        else:
+            self._parts.append(self._piece(value))
+
+    def _add_items(self, items: dict) -> None:
+        if not items:
+            return
+        self._parts.append(pickle.MARK)
+        for key, item in items.items():
+            self._pickler.breathe()
+            self._parts.append(self._of_key(key))
+            self.add(item)
+        self._parts.append(pickle.SETITEMS)
+
+    def _of_tensor(self, tensor: torch.Tensor) -> bytes:
+        place = self._area.place_of(tensor)
+        if place is None or not place.room:
+            return self._piece(tensor)
+        # It has a storage of its own there.
+        self.contents[_name_of(place.start)] = place.start, tensor.nbytes
+        if place.pickled is None:
+            place.pickled = self._piece(tensor)
+        return place.pickled
+
+    def _of_key(self, key: Any) -> bytes:
+        if type(key) is not str and type(key) is not int:  # True is 1, but not in the file
+            return self._piece(key)
+        piece = _keys.get(key)
+        if piece is None:
+            piece = _keys[key] = self._piece(key)
+        return piece
+
+    def _piece(self, value: Any) -> bytes:
+        """Pickled, without what begins and ends a pickle."""
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        self._pickler.clear_memo()  # what is memorised comes from the same piece
+        self._pickler.dump(value)
+        return self._buffer.getvalue()[2:-1]
+
+
+def _name_of(place: int) -> str:
+    return str(place // ALIGNMENT)
 
 
 class _Pickler(pickle.Pickler):
@@ -47,14 +133,21 @@ class _Pickler(pickle.Pickler):
         self._area = area
         self._keys: dict[int, str] = {}
         self._until = time.perf_counter() + SLICE
+        self._outside = 0
         self._kept: list[UntypedStorage] = []  # an address is of one storage while that lives
         self.contents: dict[str, Any] = {}
 
-    def persistent_id(self, obj: Any) -> Any:
-        # Called for each number and string: thousands of times, all of them with Python's lock.
+    def breathe(self) -> None:
+        """Let the training have Python's lock from time to time."""
         if time.perf_counter() > self._until:
             time.sleep(BREATH)
             self._until = time.perf_counter() + SLICE
+
+    def persistent_id(self, obj: Any) -> Any:
+        # Called for each number and string: thousands of times, all of them with Python's lock.
+        if type(obj) in PLAIN:
+            return None
+        self.breathe()
         if isinstance(obj, TypedStorage):
             storage = obj._untyped_storage
             kind, length = getattr(torch, obj._pickle_storage_type()), obj._size()
@@ -64,21 +157,29 @@ class _Pickler(pickle.Pickler):
             return None
         key = self._keys.get(storage._cdata)
         if key is None:
-            key = self._keys[storage._cdata] = str(len(self._keys))
-            self._kept.append(storage)
-            self.contents[key] = self._content(storage)
+            key = self._keys[storage._cdata] = self._store(storage)
         return 'storage', kind, key, 'cpu', length
 
-    def _content(self, storage: UntypedStorage) -> Any:
+    def _store(self, storage: UntypedStorage) -> str:
+        self._kept.append(storage)
         size = storage.nbytes()
         place = self._area.offset(storage.data_ptr(), size) if size else None
-        if place is not None:
-            return place, size
-        if not size:
-            return b''
-        # `bytes` would go through it one by one.
-        flat = torch.empty(0, dtype=torch.uint8, device='cpu').set_(storage.cpu())
-        return flat.numpy().tobytes()
+        if place is None:
+            key = _name_of(self._area.size + self._outside * ALIGNMENT)
+            self._outside += 1
+            self.contents[key] = _bytes_of(storage)
+        else:
+            key = _name_of(place)
+            self.contents[key] = place, size
+        return key
+
+
+def _bytes_of(storage: UntypedStorage) -> bytes:
+    if not storage.nbytes():
+        return b''
+    # `bytes` would go through it one by one.
+    flat = torch.empty(0, dtype=torch.uint8, device='cpu').set_(storage.cpu())
+    return flat.numpy().tobytes()
 
 
 def check_archive(path: str) -> str | None:

@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -26,15 +26,15 @@ class TornError(RuntimeError):
 class Late:
     """A value in a dict of a tree that nothing changes before the next fence, in no part of it.
 
-    It is gone through when the training goes on already, but for a device, whose copies the
-    training itself must start.
+    It is made and gone through when the training goes on already, but for a device, whose copies
+    the training itself must start.
 
     Args:
-        content: The value.
+        make: Returns the value.
     """
 
-    def __init__(self, content: Any) -> None:
-        self.content = content
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
 
 
 class Snapshot:
@@ -155,7 +155,7 @@ class _Freezer:
     def __init__(self, area: StagingArea, late: Collection[int], defers: bool) -> None:
         self._area, self._late, self._defers = area, late, defers
         self._is_late = self._is_last = False
-        self._seen: dict[tuple, Tensor] = {}
+        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._parts: list[tuple[dict, Any, Any]] = []
         self._copies: list[tuple[bool, Tensor, Tensor]] = []
 
@@ -168,7 +168,7 @@ class _Freezer:
         if kind is dict:
             return self._fill({}, value)
         if kind is list:
-            return [self.freeze(item) for item in value]
+            return [item if type(item) in ATOMS else self.freeze(item) for item in value]
         if kind is tuple:
             return tuple([self.freeze(item) for item in value])
         if kind is OrderedDict:
@@ -181,10 +181,13 @@ class _Freezer:
 
     def _fill(self, frozen: Any, value: dict) -> Any:
         for key, item in value.items():
-            if self._defers and self._is_put_off(item):
+            if type(item) in ATOMS:
+                frozen[key] = item
+            elif self._defers and self._is_put_off(item):
                 self._parts.append((frozen, key, item))
-                item = None  # its place, in this order
-            frozen[key] = self.freeze(item)
+                frozen[key] = None  # its place, in this order
+            else:
+                frozen[key] = self.freeze(item)
         return frozen
 
     def _is_put_off(self, item: Any) -> bool:
@@ -210,7 +213,7 @@ class _Freezer:
 
     def _freeze_now(self, part: Late) -> Any:
         self._is_late = True
-        frozen = self.freeze(part.content)
+        frozen = self.freeze(part.make())
         self._is_late = False
         return frozen
 
@@ -223,16 +226,25 @@ class _Freezer:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay one, and one state in several files is copied once.
         address = tensor.data_ptr()
-        key = (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        found = self._seen.get(key)
-        if found is None:
-            found = self._area.like(tensor)
-            if found is tensor and self._is_last:
-                found = torch.empty_like(tensor, device='cpu')  # there was more than before
-            self._seen[key] = found
-            if address:
-                self._copies.append((self._is_late or address in self._late, found, tensor))
+        there = self._seen.setdefault(address, [])
+        for other, found in there:
+            if _is_same(other, tensor):
+                return found
+        found = self._area.like(tensor)
+        if found is tensor and self._is_last:
+            found = torch.empty_like(tensor, device='cpu')  # there was more than before
+        there.append((tensor, found))
+        if address:
+            self._copies.append((self._is_late or address in self._late, found, tensor))
         return found
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Of two tensors at one address, whether they are the same."""
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in ('shape', 'dtype', 'device'))
+        and one.stride() == other.stride()
+    )
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,25 @@ import torch
 from .device import pin_in_place, unpin
 
 ALIGNMENT = 64
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a tensor that was given out lies.
+
+    Attributes:
+        start: In bytes, from the start of the area.
+        shaped: Shape, strides and type of what is copied there.
+        room: Bytes that it takes.
+        tensor: What was given out.
+        pickled: For whoever pickles it, to keep what comes out as long as it is given out.
+    """
+
+    start: int
+    shaped: tuple
+    room: int
+    tensor: torch.Tensor
+    pickled: bytes | None = None
 
 
 class StagingArea:
@@ -34,8 +54,9 @@ class StagingArea:
         self._bytes: Any = None
         self._whole: torch.Tensor | None = None
         self._is_pinned = False
-        self._tensors: dict[tuple, torch.Tensor] = {}
-        self._before: dict[tuple, torch.Tensor] = {}
+        self._given: list[Place] = []  # in the order they were asked for
+        self._places: dict[int, Place] = {}  # the same, by the tensor
+        self._asked = 0
         self._used = 0
 
     @property
@@ -61,9 +82,8 @@ class StagingArea:
 
     def clear(self) -> None:
         """Begin again: what is asked for next lies where something else lay."""
-        self._used = 0
-        # Those of one time are kept: where the layout changes each time, all would be too many.
-        self._before, self._tensors = self._tensors, {}
+        self._take_back(slice(self._asked, None))  # the time before had fewer
+        self._asked = self._used = 0
 
     def reserve(self, size: int) -> None:
         """Have room for so many bytes; tensors given out before are no longer shared."""
@@ -84,14 +104,26 @@ class StagingArea:
 
         Past the end of the area nothing is given, only counted: see `wanted`.
         """
-        key = (self._used, tensor.shape, tensor.stride(), tensor.dtype)
-        size = room(tensor)
-        found = tensor
-        if self._used + size <= self.size:
-            known = self._before.get(key)
-            found = self._tensors[key] = self._carve(tensor) if known is None else known
-        self._used += size
-        return found
+        number, start = self._asked, self._used
+        shaped = tensor.shape, tensor.stride(), tensor.dtype
+        if number < len(self._given):
+            known = self._given[number]
+            if known.start == start and known.shaped == shaped:  # a layout rarely changes
+                self._asked, self._used = number + 1, start + known.room
+                return known.tensor
+        self._used += room(tensor)
+        if self._used > self.size:
+            return tensor
+        self._take_back(slice(number, None))
+        place = Place(start, shaped, room(tensor), self._carve(tensor, start))
+        self._given.append(place)
+        self._places[id(place.tensor)] = place
+        self._asked += 1
+        return place.tensor
+
+    def place_of(self, tensor: torch.Tensor) -> Place | None:
+        """Of one that was given out."""
+        return self._places.get(id(tensor))
 
     def offset(self, address: int, size: int) -> int | None:
         """Where memory of this process lies in the area; None where it is not of it."""
@@ -109,22 +141,28 @@ class StagingArea:
             os.remove(self._name)
             self._name = None
 
-    def _carve(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _carve(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         shape, strides = tensor.shape, tensor.stride()
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes == 0:
             return torch.empty(shape, dtype=tensor.dtype)
         # Each has a storage of its own, as a record of the file has.
-        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=nbytes, offset=self._used)
+        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=nbytes, offset=start)
         if not is_dense(tensor):
             strides = torch.empty(shape, device='meta').stride()
         return flat.view(tensor.dtype).as_strided(shape, strides)
+
+    def _take_back(self, which: slice) -> None:
+        for place in self._given[which]:
+            del self._places[id(place.tensor)]
+        del self._given[which]
 
     def _release(self) -> None:
         if self._whole is not None and self._is_pinned:
             unpin(self._whole, self._device)
             self._is_pinned = False
-        self._tensors, self._before = {}, {}
+        self._take_back(slice(None))
+        self._asked = 0
         # Tensors that somebody still holds keep the mapping alive; the memory is then freed.
         self._whole = self._bytes = None
 

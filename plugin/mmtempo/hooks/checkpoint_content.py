@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import mmengine
 import torch
 from mmengine.hooks import EMAHook
 from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapperDict
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.utils import get_git_hash
 
+from ..core.model_state import state_of
 from ..core.snapshot import Late
+
+# Their hooks leave these parts of a checkpoint as they are.
+LEAVE_LATE = ('mmengine.', 'mmseg.', 'mmtempo.hooks.sparse_')
 
 
 def checkpoint_of(
@@ -22,13 +27,18 @@ def checkpoint_of(
     save_param_scheduler: bool = True,
     meta: dict | None = None,
     by_epoch: bool = True,
+    overlaps: bool = False,
 ) -> dict:
-    """The content, with the live tensors in it, on their devices."""
+    """The content, with the live tensors in it, on their devices.
+
+    Where it `overlaps` with the training, a snapshot makes late what nothing changes early.
+    """
+    waits = overlaps and _leave_late(runner)
     meta = {} if meta is None else meta
     meta.setdefault('epoch', runner.epoch + by_epoch)
     meta.setdefault('iter', runner.iter + (not by_epoch))
     meta.update(
-        cfg=_text_of(runner.cfg),
+        cfg=_made(partial(_text_of, runner.cfg), waits),
         seed=runner.seed,
         experiment_name=runner.experiment_name,
         time=time.strftime('%Y%m%d_%H%M%S', time.localtime()),
@@ -36,37 +46,67 @@ def checkpoint_of(
     )
     if hasattr(runner.train_dataloader.dataset, 'metainfo'):
         meta.update(dataset_meta=runner.train_dataloader.dataset.metainfo)
-    checkpoint = dict(
-        meta=meta,
-        state_dict=unwrapped(runner.model).state_dict(),
-        message_hub=runner.message_hub.state_dict(),
-    )
+    state, metadata = state_of(unwrapped(runner.model))
+    if metadata is not None:
+        state._metadata = _made(metadata, waits)
+    checkpoint = dict(meta=meta, state_dict=state, message_hub=runner.message_hub.state_dict())
     if save_optimizer:
-        checkpoint['optimizer'] = runner.optim_wrapper.state_dict()
+        make = runner.optim_wrapper.state_dict
+        checkpoint['optimizer'] = _made(make, waits and _changes_by_steps(runner))
     if save_param_scheduler and runner.param_schedulers is None:
         runner.logger.warning(
             '`save_param_scheduler` is True but `self.param_schedulers` is None, so skip saving '
             'parameter schedulers'
         )
     elif save_param_scheduler:
-        schedulers = runner.param_schedulers
-        checkpoint['param_schedulers'] = (
-            {name: [one.state_dict() for one in some] for name, some in schedulers.items()}
-            if isinstance(schedulers, dict)
-            else [one.state_dict() for one in schedulers]
-        )
+        checkpoint['param_schedulers'] = _states_of(runner.param_schedulers)
     runner.call_hook('before_save_checkpoint', checkpoint=checkpoint)
+    if overlaps:
+        _mark_late(checkpoint)
     return checkpoint
+
+
+def _made(make: Callable[[], Any], waits: bool) -> Any:
+    return Late(make) if waits else make()
+
+
+def _states_of(schedulers: Any) -> Any:
+    if isinstance(schedulers, dict):
+        return {name: [one.state_dict() for one in some] for name, some in schedulers.items()}
+    return [one.state_dict() for one in schedulers]
+
+
+def _leave_late(runner: Any) -> bool:
+    """Whether nobody looks at what is not there yet."""
+    hooks = [hook.before_save_checkpoint for hook in runner.hooks]
+    return all(getattr(hook, '__module__', '').startswith(LEAVE_LATE) for hook in hooks)
+
+
+def _changes_by_steps(runner: Any) -> bool:
+    """Whether steps and schedules change all that `optimizer` holds; not so the scale of a loss.
+
+    And whether no code of others is called for it.
+    """
+    return all(
+        type(one).state_dict is OptimWrapper.state_dict
+        and type(one.optimizer).state_dict is torch.optim.Optimizer.state_dict
+        and not one.optimizer._optimizer_state_dict_pre_hooks
+        and not one.optimizer._optimizer_state_dict_post_hooks
+        for one in wrappers_of(runner)
+    )
 
 
 def unwrapped(model: Any) -> torch.nn.Module:
     return model.module if is_model_wrapper(model) else model
 
 
-def optimizers_of(runner: Any) -> list[torch.optim.Optimizer]:
+def wrappers_of(runner: Any) -> list[Any]:
     wrapper = runner.optim_wrapper
-    wrappers = list(wrapper.values()) if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    return [one.optimizer for one in wrappers]
+    return list(wrapper.values()) if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+
+
+def optimizers_of(runner: Any) -> list[torch.optim.Optimizer]:
+    return [one.optimizer for one in wrappers_of(runner)]
 
 
 def changed_by_updates(runner: Any) -> set[int]:
@@ -75,25 +115,38 @@ def changed_by_updates(runner: Any) -> set[int]:
     Parameters and their averages. Not the buffers, nor parameters without a gradient, which a
     model may update by itself (a momentum encoder).
     """
-    tensors: list[torch.Tensor] = []
-    for optimizer in optimizers_of(runner):
-        for group in optimizer.param_groups:
-            tensors += [parameter for parameter in group['params'] if parameter.requires_grad]
+    late = {
+        parameter.data_ptr()
+        for optimizer in optimizers_of(runner)
+        for group in optimizer.param_groups
+        for parameter in group['params']
+        if parameter.requires_grad
+    }
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
-            tensors += hook.ema_model.parameters()
-    return {tensor.data_ptr() for tensor in tensors}
+            late.update(parameter.data_ptr() for parameter in hook.ema_model.parameters())
+    return late
 
 
-def mark_late(checkpoint: dict) -> None:
+def _mark_late(checkpoint: dict) -> None:
     """Let a snapshot go through these late: only updates and schedules change the optimizer.
 
-    And nobody but `state_dict`, which has made it, knows of the `_metadata`.
+    And nobody but those who have made them knows of `_metadata` and the copies of the history.
     """
     of_model = getattr(checkpoint['state_dict'], '__dict__', {})
-    for values, key in ((checkpoint, 'optimizer'), (of_model, '_metadata')):
-        if key in values:
-            values[key] = Late(values[key])
+    hub = checkpoint.get('message_hub', {})
+    for values, key in (
+        (of_model, '_metadata'),
+        (hub, 'log_scalars'),
+        (checkpoint, 'optimizer'),
+        (checkpoint, 'param_schedulers'),
+    ):
+        if key in values and type(values[key]) is not Late:
+            values[key] = _late(values[key])
+
+
+def _late(content: Any) -> Late:
+    return Late(lambda: content)
 
 
 _texts: dict[str, str] = {}

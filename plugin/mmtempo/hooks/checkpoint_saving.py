@@ -16,7 +16,7 @@ from mmengine.dist import is_main_process
 from ..core.durable_writer import DurableWriter, Save
 from ..core.snapshot import TornError
 from ..core.timeline import charged_to
-from .checkpoint_content import changed_by_updates, checkpoint_of, mark_late, unwrapped
+from .checkpoint_content import changed_by_updates, checkpoint_of, unwrapped
 
 
 class CheckpointError(RuntimeError):
@@ -163,9 +163,10 @@ class CheckpointSaving:
         self._files.take()
         self._open = batch = _Batch(_Books(self._hook, self._runner.message_hub), waited)
         try:
-            yield batch
-            if batch.files:
-                self._submit(batch)
+            with charged_to('checkpoint: staging'):
+                yield batch
+                if batch.files:
+                    self._submit(batch)
             if batch.save is not None:
                 batch.save.taken = time.perf_counter() - start
         except BaseException:
@@ -182,7 +183,8 @@ class CheckpointSaving:
         for stock_only in ('file_client_args', 'backend_args'):
             options.pop(stock_only, None)
         path = self._files.join_path(out_dir, filename)
-        self._open.files.append((path, checkpoint_of(self._runner, **options)))
+        content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
+        self._open.files.append((path, content))
 
     def settle(self, is_last: bool = False) -> None:
         """Report a save that has ended, once."""
@@ -237,11 +239,7 @@ class CheckpointSaving:
         self._running.append(batch)
         written = {path for path, _ in batch.files}
         remove = [path for path in self._files.take() if path not in written]
-        late: Collection[int] = ()
-        if self._overlaps:
-            late = changed_by_updates(self._runner)
-            for _, checkpoint in batch.files:
-                mark_late(checkpoint)
+        late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
             batch.save = self._writer.save(batch.files, batch.marker, remove, late)
         except (OSError, MemoryError, RuntimeError) as error:
