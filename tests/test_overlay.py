@@ -71,7 +71,13 @@ def with_bn(node: Any) -> Any:
 
 @pytest.mark.parametrize(
     ('name', 'waits'),
-    [(None, 15), *zip(MODELS, (15, 11, 27))],
+    [
+        (None, 15),
+        *(
+            pytest.param(name, waits, marks=pytest.mark.slow)
+            for name, waits in zip(MODELS, (15, 11, 27))
+        ),
+    ],
     ids=['pspnet', 'upernet-swin', 'segformer', 'bisenetv2'],
 )
 def test_stock_models_wait_for_nothing(tmp_path: Path, name: str | None, waits: int) -> None:

@@ -71,7 +71,7 @@ def test_one_that_cannot_be_run_does_not_hide_the_others() -> None:
         measure_family(True, run=Trainings(broken=list(SPEED)))
 
 
-@pytest.mark.parametrize('policy', [AS_GIVEN, 'grad_accum'])
+@pytest.mark.parametrize('policy', [pytest.param(AS_GIVEN, marks=pytest.mark.slow), 'grad_accum'])
 def test_a_training_is_measured(policy: str, bev_root: str, tmp_path: Any) -> None:
     options = tiny_options(bev_root, tmp_path, iters=100)
     for key in ('work_dir', 'experiment_name', 'model.decode_head.num_blocks'):

@@ -26,8 +26,10 @@ class Noting:
 @pytest.fixture
 def noting() -> Iterator[Noting]:
     before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
-    # What a shell starts in the background ignores SIGINT.
+    # What a shell starts in the background ignores SIGINT; another test's training may have left
+    # a handler of its own.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     noting = Noting()
     yield noting
     for number, handler in before.items():

@@ -183,6 +183,7 @@ def images(cfg: Config) -> int:
     return len(list((root / 'leftImg8bit/train').rglob('*.png')))
 
 
+@pytest.mark.slow
 def test_epochs_log_by_their_own_iterations(tmp_path: Path) -> None:
     # The third of each four, and with `ignore_last=False` the last.
     assert epochs(tmp_path / 'a', 3) == [4, 5, 6, 8, 9]
@@ -231,6 +232,7 @@ def test_hooks_that_come_first_are_seen(tiny_cfg: Config) -> None:
     assert by_kind(report)['copy to the host'] == 1
 
 
+@pytest.mark.slow
 def test_mixed_precision_without_gpu(tiny_cfg: Config) -> None:
     cfg = long(tiny_cfg)
     cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale='dynamic', dtype='float16')

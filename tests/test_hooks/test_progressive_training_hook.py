@@ -180,7 +180,9 @@ def test_each_stage_has_its_shapes(kind: str, workers: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-@pytest.mark.parametrize('iteration', [2, 3, 4, 10])
+@pytest.mark.parametrize(
+    'iteration', [2, 3, *(pytest.param(one, marks=pytest.mark.slow) for one in (4, 10))]
+)
 @pytest.mark.parametrize('kind', CONFIGS)
 def test_resumed_as_if_nothing_had_been(
     kind: str, iteration: int, workers: int, tmp_path: Path

@@ -65,6 +65,7 @@ def test_a_value_of_another_hook_keeps_its_place(tmp_path: Path) -> None:
     assert len(histories[0]) == 24
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_without_a_logger(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 3 * MOST_ROWS})
     cfg.default_hooks.update(logger=None, checkpoint=None)

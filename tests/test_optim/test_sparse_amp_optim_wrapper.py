@@ -396,6 +396,7 @@ def test_loss_scale_takes_all_options_of_the_scaler() -> None:
     assert training.weights() == stock.weights()
 
 
+@pytest.mark.slow
 def test_in_a_runner_it_is_a_change_of_type(tiny_cfg: Config) -> None:
     tiny_cfg.optim_wrapper.update(
         type='SparseAmpOptimWrapper', dtype='float16', loss_scale='dynamic', norm_interval=1

@@ -175,7 +175,14 @@ def make_cityscapes(root: Path, size: tuple[int, int] = (128, 64)) -> Path:
     return root
 
 
-@pytest.mark.parametrize(('by_path', 'flags'), [(False, []), (True, []), (False, ['--zero-wait'])])
+@pytest.mark.parametrize(
+    ('by_path', 'flags'),
+    [
+        pytest.param(False, [], marks=pytest.mark.slow),
+        pytest.param(True, [], marks=pytest.mark.slow),
+        (False, ['--zero-wait']),
+    ],
+)
 def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool, flags: list) -> None:
     """Nothing but data paths and sizes overridden; the pretrained weights wait in torch's cache."""
     from mmseg.models import ResNetV1c
