@@ -36,11 +36,13 @@ def test_a_line_that_was_cut_does_not_spoil_the_next(tmp_path: Path) -> None:
 def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
     now = 0.0
     one = record(tmp_path, at_least=10.0, clock=lambda: now)
-    assert one.is_due
-    one.summarise(dict(a=1))
-    now = 9.0
     assert not one.is_due
     now = 10.0
+    assert one.is_due
+    one.summarise(dict(a=1))
+    now = 19.0
+    assert not one.is_due
+    now = 20.0
     assert one.is_due
     one.summarise(dict(a=2))
     assert json.loads((tmp_path / SUMMARY).read_text()) == dict(a=2)

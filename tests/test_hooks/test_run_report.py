@@ -89,7 +89,7 @@ def test_a_run_from_its_begin_to_its_end(tmp_path: Path) -> None:
 
 
 def test_what_is_known_while_it_runs(tmp_path: Path) -> None:
-    """A killed run leaves a summary that is ten seconds old at most, and all its lines."""
+    """A killed run leaves a summary that is a minute old at most, and all its lines."""
     run = Run(tmp_path)
     for _ in range(12):
         run.go(50)

@@ -23,7 +23,8 @@ class RunRecord:
     Args:
         folder: Where they lie.
         say: Is told of the first failure.
-        at_least: Seconds between two summaries. Defaults to 10.0.
+        at_least: Seconds between two summaries, and before the first: to make one takes as long as
+            a short iteration, and until then the lines say the same. Defaults to 60.0.
         clock: Gives seconds; `time.monotonic` if none is given.
     """
 
@@ -31,12 +32,12 @@ class RunRecord:
         self,
         folder: str,
         say: Callable[[str], None],
-        at_least: float = 10.0,
+        at_least: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
         self._say, self._at_least, self._clock = say, at_least, clock
-        self._summarised = -math.inf
+        self._summarised = clock()
         self._failed = self._begun = False
 
     def append(self, lines: list[dict]) -> None:
