@@ -14,7 +14,7 @@ DATA := data/synthetic_bev
 MULTICAM := data/synthetic_multicam
 PYTEST_ARGS ?=
 # Files of tests side by side, one on each core; 0: one after the other, in one process.
-JOBS ?= auto
+JOBS ?= logical
 READY := $(VENV)/.ready
 
 ifeq ($(wildcard $(LOCK)),)
