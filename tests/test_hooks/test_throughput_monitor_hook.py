@@ -523,3 +523,5 @@ def test_one_call_a_step_for_visualizers_that_count_calls(
     assert len(training) == 4
     assert all({'loss', 'tempo/cv'} <= keys for keys in training)
     assert not [key for key in runner.message_hub.runtime_info if 'along' in key]
+    # Nor does a checkpoint know of it: whoever resumes would be told that something is missing.
+    assert not [key for key in runner.message_hub.state_dict()['resumed_keys'] if 'along' in key]

@@ -307,7 +307,8 @@ class TrainingMonitor:
             runner.logger.info(line)
         scalars = self.report.scalars(window)
         if joins:  # in one call: W&B counts calls, whatever step they name
-            runner.message_hub.update_info(ALONG, scalars)
+            # Not by update_info: checkpoints would name the key, and stock complain of it.
+            runner.message_hub.runtime_info[ALONG] = scalars
         else:
             runner.visualizer.add_scalars(scalars, step=iteration)
 
