@@ -408,8 +408,9 @@ def test_checkpoints_stay_small(tmp_path: Path) -> None:
 
     run(OURS, tmp_path, sparse, interval=50)
     sizes = [(tmp_path / f'work/iter_{i}.pth').stat().st_size for i in (100, 150, 300)]
-    # Stock adds 16 bytes for each of eight values in each iteration.
-    assert max(sizes) - min(sizes) < 120
+    # Stock adds 16 bytes for each of eight values in each iteration, 25,600 here. Records begin at
+    # multiples of 64 bytes, so that a number of one digit more may move a few of them.
+    assert max(sizes) - min(sizes) <= 4 * 64
 
 
 def test_step_and_best_are_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
