@@ -324,6 +324,23 @@ def test_at_the_end_of_an_epoch(
     assert_same(marked(work), undisturbed_epochs)
 
 
+def interrupt_and_evaluate(work: str, **options: Any) -> None:
+    runner = Runner.from_cfg(saving(Path(work), **options))
+    with contextlib.suppress(KeyboardInterrupt):
+        runner.train()
+    print('EVALUATES', flush=True)
+    runner.val()
+    print('EVALUATED', flush=True)
+
+
+def test_evaluation_by_hand_after_an_interrupt(tmp_path: Path) -> None:
+    """As in a notebook: what was ended is not ended again."""
+    options = model(8, INT)
+    text = forks.run(interrupt_and_evaluate, tmp_path / 'log', work=str(tmp_path / 'w'), **options)
+    assert 'stopped after 8 iterations' in text
+    assert 'EVALUATED' in text
+
+
 def handlers() -> list:
     return [signal.getsignal(number) for number in (INT, TERM)]
 

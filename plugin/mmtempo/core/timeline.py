@@ -102,7 +102,7 @@ class Timeline:
         self._log.append(self._clock())
 
     def marker(self, name: str) -> Callable[..., None]:
-        """What marks that phase, whatever it is called with, at half the cost of `mark`."""
+        """What marks that phase, whatever it is called with; it costs less than `mark`."""
         phase, append, clock = self.phase(name), self._log.append, self._clock
 
         # The names are those that a runner calls its hooks with: others would cost a dict.

@@ -154,15 +154,22 @@ class StopOnSignal:
         self.end()
         runner.logger.warning(f'{number.name}: stopped after {reached[1]} iterations.')
         self._ending = number
-        self._end_again()
+        _end(number)
 
     def _end_again(self) -> None:
         """End what was stopped already: a signal that comes within a finalizer, or a collection
         of garbage, is handled there, and Python drops what is raised."""
-        if self._ending == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self._ending is not None:
-            raise SystemExit(128 + self._ending)
+        runner, number, self._ending = self._runner(), self._ending, None
+        # Not so where it has ended, and somebody evaluates by hand what has become of it.
+        if number is not None and runner is not None and is_training(runner):
+            self._ending = number
+            _end(number)
+
+
+def _end(number: signal.Signals) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
 def is_training(runner: Any) -> bool:
