@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Watched:
     def __init__(self, model: Any, wrapper: Any, optimizers: list | None = None) -> None:
         self.model, self.wrapper = model, wrapper
         self.said: list[str] = []
-        self.watch = StepWatch(self.said.append)
+        self.watch = StepWatch(lambda part: partial(self.said.append, part))
         assert self.watch.install(model, optimizers or [wrapper.optimizer])
 
     def step(self) -> list[str]:
@@ -396,7 +397,7 @@ def test_a_step_that_is_compiled_gets_no_hooks(graphs: list) -> None:
     model.train_step = torch.compile(model.train_step, backend=compiling(graphs))
     said: list[str] = []
     for outer in (model, Separate(model)):
-        watch = StepWatch(said.append)
+        watch = StepWatch(lambda part: partial(said.append, part))
         assert not watch.install(outer, [optimizer])
         assert hooks_of(model) == 0
         assert not optimizer._optimizer_step_pre_hooks

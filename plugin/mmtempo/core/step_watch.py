@@ -6,17 +6,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 OUTSIDE = 'unexplained'
 TO_DEVICE, FORWARD, BACKWARD, STEP = 'to_device', 'forward', 'backward', 'step'
 # Of models that are never called as a whole, as those of several networks in turn.
 BOTH = 'forward and backward'
+# What ends where the model, or an optimizer, is called: while the model has not been called in
+# this step, after it was, and where an optimizer's step has followed.
+UNCALLED = {FORWARD: TO_DEVICE, STEP: BOTH}
+CALLED = {FORWARD: BACKWARD, STEP: BACKWARD}
+STEPPED = {FORWARD: OUTSIDE, STEP: BACKWARD}
 
 
 class StepWatch:
-    """Calls `on(part)` where a part of a training step ends: all since the last call was that.
+    """Marks where the parts of a training step end: all since the last mark was that part.
 
     ::
 
@@ -43,19 +48,24 @@ class StepWatch:
       charged to 'backward', and what a later one takes to 'step'.
 
     Args:
-        on: Is called with the name of what has ended.
+        marker: Gives what to call where a part of that name ends; asked for when one first does.
 
     Attributes:
         watching: Whether it is between `begin` and `end`.
+        steps: How many steps of optimizers have ended, ever.
+        marks: By part what marks its end. This and the rest are for the hooks.
+        inside: Which parts are going on, the innermost last.
+        before: What ends where the model, or an optimizer, is called next.
+        rest: What ends with the step.
     """
 
-    def __init__(self, on: Callable[[str], None]) -> None:
+    def __init__(self, marker: Callable[[str], Callable[[], None]]) -> None:
         self.watching = False
-        self._on = on
+        self.steps = 0
+        self.marks = _Marks(marker)
+        self.inside: list[str] = []
+        self.before, self.rest = UNCALLED, BOTH
         self._handles: list[Any] = []
-        self._inside: list[str] = []  # which parts are going on, the innermost last
-        self._was_called = False
-        self._rest = BOTH
 
     def install(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
         """Give them their hooks; whether that is possible.
@@ -75,23 +85,23 @@ class StepWatch:
             self._watch_calls(layer)
         for optimizer in optimizers:
             self._handles += [
-                optimizer.register_step_pre_hook(_Call(self._enter, STEP)),
-                optimizer.register_step_post_hook(_Call(self._leave, STEP)),
+                optimizer.register_step_pre_hook(_Enter(self, STEP)),
+                optimizer.register_step_post_hook(_Leave(self, STEP)),
             ]
         return True
 
     def begin(self) -> None:
         """A step begins; does nothing where hooks are not installed."""
         self.watching = bool(self._handles)
-        self._inside.clear()
-        self._was_called, self._rest = False, BOTH
+        self.inside.clear()
+        self.before, self.rest = UNCALLED, BOTH
 
     def end(self) -> None:
         """It has ended: what is left belongs to the part that has not."""
         if self.watching:
             self.watching = False
-            self._inside.clear()
-            self._on(self._rest)
+            self.inside.clear()
+            self.marks[self.rest]()
 
     def close(self) -> None:
         """Take all hooks away again."""
@@ -102,55 +112,76 @@ class StepWatch:
 
     def _watch_calls(self, module: nn.Module) -> None:
         self._handles += [
-            module.register_forward_pre_hook(_Call(self._enter, FORWARD), prepend=True),
-            module.register_forward_hook(_Call(self._leave, FORWARD), always_call=True),
+            module.register_forward_pre_hook(_Enter(self, FORWARD), prepend=True),
+            module.register_forward_hook(_Leave(self, FORWARD), always_call=True),
         ]
 
-    def _enter(self, part: str) -> None:
-        # First of all: then nothing else of this gets into a graph.
-        if is_compiling() or not self.watching:
-            return
-        if not self._inside:
-            self._on(self._before(part))
-        elif self._inside[-1] != part:
-            self._on(self._inside[-1])
-        self._inside.append(part)
 
-    def _leave(self, part: str) -> None:
-        if is_compiling() or not self._inside:
-            return
-        self._inside.pop()
-        if self._inside and self._inside[-1] == part:
-            return
-        self._on(part)
-        if part == FORWARD:
-            self._was_called, self._rest = True, BACKWARD
-        elif part == STEP:
-            self._rest = STEP
+class _Marks(dict):
+    """By part what marks its end, made when that comes for the first time."""
 
-    def _before(self, part: str) -> str:
-        if part == FORWARD:
-            if not self._was_called:
-                return TO_DEVICE
-            return BACKWARD if self._rest == BACKWARD else OUTSIDE
-        return BACKWARD if self._was_called else BOTH
+    def __init__(self, marker: Callable[[str], Callable[[], None]]) -> None:
+        super().__init__()
+        self._marker = marker
+
+    def __missing__(self, part: str) -> Callable[[], None]:
+        mark = self[part] = self._marker(part)
+        return mark
 
 
 class _Call:
-    """A hook of a module or an optimizer, of which a copy, or what a file has of it, is none."""
+    """A hook of a module or an optimizer, of which a copy, or what a file has of it, is none.
 
-    def __init__(self, does: Callable[[str], None], part: str) -> None:
-        self._does, self._part = does, part
+    Each is called once an iteration at least, so it does all itself.
+    """
 
-    def __call__(self, *args: Any) -> None:
-        self._does(self._part)
+    def __init__(self, watch: StepWatch, part: str) -> None:
+        self._watch, self._part = watch, part
 
     def __reduce__(self) -> tuple:
-        return _Call, (_nothing, self._part)
+        return _Nothing, ()
 
 
-def _nothing(part: str) -> None:
-    pass
+class _Enter(_Call):
+    def __call__(self, *args: Any) -> None:
+        # First of all: then nothing else of this gets into a graph.
+        if is_dynamo_compiling():
+            return
+        watch, part = self._watch, self._part
+        if not watch.watching:
+            return
+        if not watch.inside:
+            watch.marks[watch.before[part]]()
+        elif watch.inside[-1] != part:
+            watch.marks[watch.inside[-1]]()
+        watch.inside.append(part)
+
+
+class _Leave(_Call):
+    def __call__(self, *args: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        watch, part = self._watch, self._part
+        if not watch.inside:
+            return
+        watch.inside.pop()
+        if watch.inside and watch.inside[-1] == part:
+            return
+        watch.marks[part]()
+        if part == FORWARD:
+            watch.before, watch.rest = CALLED, BACKWARD
+            return
+        watch.rest = STEP
+        watch.steps += 1
+        if watch.before is CALLED:
+            watch.before = STEPPED
+
+
+class _Nothing:
+    """What a copy has instead."""
+
+    def __call__(self, *args: Any) -> None:
+        pass
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

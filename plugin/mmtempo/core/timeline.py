@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 NANO = 1e-9
+FIRST = 0  # the number of the phase that an iteration begins with
 _Ended = tuple[int, int, int, tuple, Any, array]
 # Columns of the ledger; what comes when all have a name is charged to the last one.
 MOST_PHASES = 64
@@ -101,8 +102,20 @@ class Timeline:
         self._log.append(phase)
         self._log.append(self._clock())
 
-    def marker(self, name: str) -> Callable[..., None]:
-        """What marks that phase, whatever it is called with; it costs less than `mark`."""
+    def begin(self) -> float:
+        """An iteration begins: all up to now was its first phase; returns seconds of that."""
+        now = self._clock()
+        self._log += (FIRST, now)
+        # More than this mark is there only where something was carved out of the phase.
+        return (now - self._start) * NANO if len(self._log) == 2 else self.spent(FIRST)
+
+    def marker(self, name: str, then: Callable[[], None] | None = None) -> Callable[..., None]:
+        """What marks that phase, whatever it is called with; it costs less than `mark`.
+
+        Args:
+            name: Of the phase.
+            then: Called after the mark. Defaults to None.
+        """
         phase, append, clock = self.phase(name), self._log.append, self._clock
 
         # The names are those that a runner calls its hooks with: others would cost a dict.
@@ -115,6 +128,8 @@ class Timeline:
         ) -> None:
             append(phase)
             append(clock())
+            if then is not None:
+                then()
 
         return marking
 

@@ -73,7 +73,7 @@ class HookMarks:
         self.leave(runner)
         opening = {stage: self._timeline.marker(name) for stage, name in BEFORE.items()}
         joined: list[Hook] = [_Mark({**opening, **self._opening}, 'HIGHEST')]
-        names: list[str] = []
+        names, name = [], ''
         for hook in runner.hooks:
             joined.append(hook)
             stages = set(hook.get_triggered_stages()) & set(BEFORE)
@@ -86,7 +86,7 @@ class HookMarks:
             self.categories[name] = category_of(hook)
             marker = self._timeline.marker(name)
             joined.append(_Mark(dict.fromkeys(stages, marker), hook.priority))
-        self._close_with(joined)
+        self._close_with(joined, name)
         self._count = len(joined)
         # Another list: who goes through the old one is not led astray.
         runner._hooks = joined
@@ -96,28 +96,20 @@ class HookMarks:
         if len(runner.hooks) != self._count:
             self.join(runner)
 
-    def _close_with(self, joined: list[Hook]) -> None:
-        """Let the last mark of a stage do what is to be done behind all hooks."""
+    def _close_with(self, joined: list[Hook], name: str) -> None:
+        """Let the last mark, of the phase of that name, do what is to be done behind all hooks."""
         last = joined[-1] if isinstance(joined[-1], _Mark) else _Mark({}, 'LOWEST')
         if last is not joined[-1]:
             joined.append(last)
         for stage, closing in self._closing.items():
-            mark = vars(last).get(stage)
-            setattr(last, stage, closing if mark is None else _both(mark, closing))
+            is_marked = stage in vars(last)
+            setattr(last, stage, self._timeline.marker(name, closing) if is_marked else closing)
 
     @staticmethod
     def leave(runner: Any) -> None:
         """Give their places back."""
         if any(isinstance(hook, _Mark) for hook in runner.hooks):
             runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, _Mark)]
-
-
-def _both(first: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
-    def both(*args: Any, **kwargs: Any) -> None:
-        first()
-        then()
-
-    return both
 
 
 def category_of(hook: Hook) -> str:

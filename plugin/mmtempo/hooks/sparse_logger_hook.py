@@ -146,11 +146,14 @@ class SparseLoggerHook(LoggerHook):
 
 def writes_line(hook: LoggerHook, runner: Any, batch_idx: int) -> bool:
     """Whether a `LoggerHook` logs at the end of this iteration."""
-    loader = runner.train_dataloader
-    return hook.every_n_inner_iters(batch_idx, hook.interval) or (
-        hook.end_of_epoch(loader, batch_idx)
-        and (not hook.ignore_last or len(loader) <= hook.interval)
-    )
+    interval, done = hook.interval, batch_idx + 1
+    if interval > 0 and done % interval == 0:
+        return True
+    # The rest at the end of an epoch. To ask for its length costs more than all else here, and
+    # where rests are ignored it does not matter behind the first line: the epoch is too long.
+    if hook.ignore_last and done > interval:
+        return False
+    return done == len(runner.train_dataloader)
 
 
 def _evaluations_left(runner: Any, done: int) -> int:

@@ -69,6 +69,8 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._scalars: Any = None
         self._watch: Any = None
         self._looked_at = -1
+        self._seen, self._count = None, 0  # the list of hooks, and how many were in it
+        self._savers: list[CheckpointHook] = []
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
@@ -101,7 +103,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._look(runner)
 
     def after_train_epoch(self, runner: Any) -> None:
-        if any(hook.by_epoch for hook in _savers(runner)):
+        if any(hook.by_epoch for hook in self._find_savers(runner)):
             self._look(runner)
 
     def after_train(self, runner: Any) -> None:
@@ -146,10 +148,20 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
 
     def _is_saved_now(self, runner: Any) -> bool:
         # Before the hook itself: stock deletes older files first.
-        return any(
-            not hook.by_epoch and self.every_n_train_iters(runner, hook.interval, hook.save_begin)
-            for hook in _savers(runner)
-        ) or self.is_last_train_iter(runner)
+        for hook in self._find_savers(runner):
+            if not hook.by_epoch and self.every_n_train_iters(
+                runner, hook.interval, hook.save_begin
+            ):
+                return True
+        return self.is_last_train_iter(runner)
+
+    def _find_savers(self, runner: Any) -> list[CheckpointHook]:
+        """Those of the runner's hooks; looked for again where there are others now."""
+        hooks = runner.hooks
+        if hooks is not self._seen or len(hooks) != self._count:
+            self._seen, self._count = hooks, len(hooks)
+            self._savers = [hook for hook in hooks if isinstance(hook, CheckpointHook)]
+        return self._savers
 
     def _length(self, runner: Any, key: str) -> int:
         """How many values the log processor may ask for."""
@@ -184,10 +196,6 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
                     f"only the last {kept} values are kept. Use method_name='mean', which runs "
                     'over the whole training, or a number as window_size.'
                 )
-
-
-def _savers(runner: Any) -> list[CheckpointHook]:
-    return [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
 
 
 def _advice(hub: Any) -> str:

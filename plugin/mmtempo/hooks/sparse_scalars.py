@@ -72,6 +72,14 @@ class SparseScalars:
         if has_history is None or (has_history and key not in self._hub.log_scalars):
             self._feed(key)
 
+    def note_floats(self, *values: tuple[str, float]) -> None:
+        """As `note` of each key and value, where these are the host's own; in one call."""
+        self._rows.note_floats(*values)
+        known, histories = self._known, self._hub.log_scalars
+        for key, _ in values:
+            if key not in known or key not in histories:
+                self._feed(key)
+
     def seal(self, iteration: int) -> None:
         """End an iteration."""
         self._rows.seal(iteration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import time
@@ -23,16 +24,16 @@ from ..core.log_histogram import LogHistogram
 from ..core.machine_readings import MachineReadings
 from ..core.machine_watch import MachineWatch
 from ..core.run_record import RunRecord
-from ..core.step_watch import STEP, StepWatch
+from ..core.step_watch import StepWatch
 from ..core.tempo_meter import TempoMeter
-from ..core.timeline import Timeline, activate, deactivate
+from ..core.timeline import FIRST, Timeline, activate, deactivate
 from .checkpoint_content import optimizers_of
 from .hook_marks import HookMarks
 from .rank_spread import RankSpread
 from .run_report import RunReport
 from .sparse_logger_hook import ALONG
 from .stage_window import StageWindow
-from .training_setting import compiled_frames, files_of, length_of, setting_of, shape_of
+from .training_setting import files_of, length_of, setting_of, shape_of
 
 # Iterations that may be slow because they are the first ones.
 WARM_UP = 5
@@ -42,6 +43,7 @@ MOST_UNSEEN = 600
 UPDATE, ACCUMULATION = range(2)
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
+LATE = 0.001  # seconds that a batch is waited for
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class TrainingMonitor:
                 after_val=self._settle,
             ),
         )
-        self._step = StepWatch(self._on_step)
+        self._step = StepWatch(self._marker)
         self._device_clock = DeviceClock.of(device)
         self._watch: MachineWatch | None = None
         if options.watch_interval:
@@ -132,26 +134,23 @@ class TrainingMonitor:
             RunRecord(runner.work_dir, runner.logger.warning) if self._writes else None,
             runner.iter,
         )
-        self._data = self.timeline.phase('data')
-        self._mark_data = self.timeline.marker('data')
-        self._waited = 0.0
-        self._parts: dict[str, Callable[..., None]] = {}
+        # What the open iteration has waited for its batch; of several, for all behind its step.
+        self.data_seconds = 0.0
         self._number: int | None = None  # of the open iteration
         self._last, self._first = runner.iter, runner.iter + 1
         self._note: dict[str, Any] = {}
         self._totals: tuple = ()
         self._shapes: set[tuple] = set()
-        self._knows_updates = self._has_updated = False
+        self._knows_updates = False
+        self._steps = 0  # of optimizers, until the open iteration
+        self._look_at = MOST_UNSEEN
         self._device_parts: dict[str, LogHistogram] = {}
+        # It knows its runner, which nothing here may keep.
+        self._loop = weakref.ref(runner.train_loop)
         self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
         self._worker_of = worker_of(runner)
         self._end_of_run: weakref.finalize | None = None
         self._has_ended = False
-
-    @property
-    def data_seconds(self) -> float:
-        """What the open iteration has waited for its batch; of several, so far."""
-        return self._waited if self._batches == 1 else self.timeline.spent(self._data)
 
     def begin(self, runner: Any) -> None:
         """From now on, all time belongs to the training."""
@@ -182,9 +181,12 @@ class TrainingMonitor:
         """
         if is_log_point:
             self._tell(runner, joins)
-        elif self.timeline.ended - self.report.seen >= MOST_UNSEEN:
+        elif self.timeline.ended >= self._look_at:
             self._gather(runner.iter + 1)
             self.report.look()
+        else:
+            return
+        self._look_at = self.report.seen + MOST_UNSEEN
 
     def leave(self, runner: Any, is_complete: bool) -> None:
         """The training is over, or another one begins."""
@@ -209,8 +211,7 @@ class TrainingMonitor:
     def _open(self, runner: Any, batch_idx: int = 0, data_batch: Any = None) -> None:
         """Before the first hook of an iteration: its batch is here, the one before has ended."""
         self._close()
-        self._mark_data()
-        self._waited = self.timeline.spent(self._data)
+        self.data_seconds = self.timeline.begin()
         self._last = self._number = number = self._last + 1
         shape = shape_of(data_batch)
         self._note = dict(shape=shape)
@@ -220,7 +221,8 @@ class TrainingMonitor:
                 self._marks.join_again(runner)
         if shape not in self._shapes:
             self._learn(shape)
-        if not self._note_delivery(runner) and data_batch is not None and self._is_late():
+        if not self._note_delivery() and data_batch is not None and self.data_seconds > LATE:
+            # It is worth to find out what the batch was made of.
             self._note['files'] = files_of(data_batch)
             self._note['worker'] = self._worker_of(batch_idx)
 
@@ -231,10 +233,10 @@ class TrainingMonitor:
             if 'is_first' not in self._note:
                 self._note['is_new_shape'] = True
 
-    def _note_delivery(self, runner: Any) -> bool:
+    def _note_delivery(self) -> bool:
         """How the batch came; of several in one iteration, the one that was waited for longest."""
         # The loop's, as it is now: hooks may build another one in the middle of a training.
-        deliveries = getattr(runner.train_dataloader, 'deliveries', None)
+        deliveries = getattr(self._loop().dataloader, 'deliveries', None)
         if not deliveries:
             return False
         if self._batches == 1:
@@ -244,10 +246,6 @@ class TrainingMonitor:
             self._note['delivery'] = max(latest, key=lambda one: one.waited)
         return True
 
-    def _is_late(self) -> bool:
-        """Whether it is worth to find out what a batch was made of."""
-        return self.data_seconds > 0.001
-
     def _begin_step(self, *args: Any, **kwargs: Any) -> None:
         self._step.begin()
         if self._device_clock is not None:
@@ -255,27 +253,24 @@ class TrainingMonitor:
         if self._profile is not None and self._number is not None:
             self._profile.begin(self._number)
 
-    def _on_step(self, part: str) -> None:
-        mark = self._parts.get(part)
-        if mark is None:
-            mark = self._parts[part] = self.timeline.marker(part)
-        mark()
-        if part == STEP:
-            self._has_updated = True
-        if self._device_clock is not None:
-            self._device_clock.mark(part)
+    def _marker(self, part: str) -> Callable[[], None]:
+        """What marks the end of a part of the step, also for the device."""
+        if self._device_clock is None:
+            return self.timeline.marker(part)
+        return self.timeline.marker(part, functools.partial(self._device_clock.mark, part))
 
     def _end_step(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         """The training step is over, and the first hook behind it not yet called."""
         if self._knows_updates:
             self._step.end()
         else:
-            self._on_step('train_step')
+            self._marker('train_step')()
         if self._number is None:  # a loop of somebody's own, without the hooks before
             self.timeline.start()
             return
         if self._batches > 1:
-            self._note_delivery(runner)
+            self._note_delivery()
+            self.data_seconds = self.timeline.spent(FIRST)
         if self._device_clock is not None:
             self._device_clock.end(self._number)
         if self._profile is not None:
@@ -283,15 +278,19 @@ class TrainingMonitor:
 
     def _settle(self, *args: Any, **kwargs: Any) -> None:
         """The last hook has been called, for now."""
-        self._totals = *self._counters.read(), compiled_frames()
+        dynamo = sys.modules.get('torch._dynamo.utils')
+        # How often torch has compiled something in this process.
+        frames = 0 if dynamo is None else dynamo.counters['frames'].get('ok', 0)
+        self._totals = (*self._counters.read(), frames)
 
     def _close(self) -> None:
         if self._number is None:
             return
-        updated = not self._knows_updates or self._has_updated
+        steps = self._step.steps
+        updated = not self._knows_updates or steps > self._steps
         kind = UPDATE if updated else ACCUMULATION
         self.timeline.close(self._number, kind, self._totals, self._note)
-        self._number, self._has_updated = None, False
+        self._number, self._steps = None, steps
 
     def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,12 +94,6 @@ def files_of(batch: Any) -> list[str]:
     samples = batch.get('data_samples') if isinstance(batch, dict) else None
     found = (getattr(sample, 'img_path', None) for sample in samples or ())
     return [str(path) for path in itertools.islice(filter(None, found), 16)]
-
-
-def compiled_frames() -> int:
-    """How often torch has compiled something in this process."""
-    dynamo = sys.modules.get('torch._dynamo.utils')
-    return 0 if dynamo is None else dynamo.counters['frames']['ok']
 
 
 def _mapping(part: Any) -> Mapping[str, Any]:
