@@ -111,6 +111,30 @@ def test_what_a_hook_is_called_with_does_not_matter(clock: Clock) -> None:
     assert timeline.spent(timeline.phase('hook')) == 3.0
 
 
+def test_something_else_may_follow_a_mark(clock: Clock) -> None:
+    timeline = of(clock)
+    marking = timeline.marker('hook', lambda: clock.go(5))
+    clock.go(1)
+    marking(timeline, batch_idx=1)
+    assert timeline.spent(timeline.phase('hook')) == 1.0
+    timeline.mark(0)
+    assert timeline.spent(0) == 5.0
+
+
+def test_an_iteration_begins_where_its_first_phase_ends(clock: Clock) -> None:
+    timeline = of(clock)
+    clock.go(2)
+    assert timeline.begin() == 2.0
+    clock.go(1)
+    timeline.mark(timeline.phase('step'))
+    timeline.close(1)
+    clock.go(4)
+    timeline.carve('fence', SECOND)
+    assert timeline.begin() == 3.0
+    timeline.close(2)
+    assert timeline.last(2).spent.tolist() == pytest.approx(np.array([[2, 1, 0], [3, 0, 1]]))
+
+
 def test_an_open_iteration_has_what_it_will_have_when_it_has_ended(clock: Clock) -> None:
     """Carved or not; and what is carved out behind its last mark belongs to the next one."""
     timeline, order = of(clock), random.Random(0)

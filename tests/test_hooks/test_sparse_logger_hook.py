@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import pty
@@ -12,16 +13,17 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, LoggerHook
 from mmengine.runner import Runner
 from rich.console import Console
 
 import mmtempo.hooks.sparse_logger_hook as module
 from mmtempo.core.scalar_rows import ScalarRows
 from mmtempo.hooks.progress_bar import ProgressBar, close_bars
-from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
+from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook, writes_line
 from mmtempo.hooks.sparse_scalars import SparseScalars
 
 from ..conftest import ROOT
@@ -50,6 +52,24 @@ class Late(Hook):
 
     def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         self.lines.append((runner.iter, len(text_lines(runner.work_dir))))
+
+
+def test_it_knows_where_stock_writes_a_line() -> None:
+    for interval, ignore_last, length in itertools.product(
+        (1, 3, 10), (True, False), (1, 3, 7, 20)
+    ):
+        lines: list[str] = []
+        runner = SimpleNamespace(
+            train_dataloader=range(length), iter=0, experiment_name='', max_iters=99,
+            logger=SimpleNamespace(info=lines.append), visualizer=MagicMock(),
+            log_processor=SimpleNamespace(get_log_after_iter=lambda *_: ({}, 'a line')),
+        )  # fmt: skip
+        hook = LoggerHook(interval=interval, ignore_last=ignore_last)
+        hook.json_log_path = ''
+        for batch in range(25):
+            lines.clear()
+            hook.after_train_iter(runner, batch)
+            assert writes_line(hook, runner, batch) == ('a line' in lines)
 
 
 @pytest.mark.parametrize('delay', [1, 3, 9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import Runner
 
 from mmtempo.core.nonfinite import NonFiniteError
@@ -220,13 +221,45 @@ def test_nothing_outlives_the_runner(tmp_path: Path) -> None:
     assert alive() is None
 
 
-def test_a_key_that_is_taken_away_comes_back(tmp_path: Path) -> None:
-    runner = Runner.from_cfg(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30}))
+@pytest.mark.parametrize('key', ['loss', 'time'])
+def test_a_key_that_is_taken_away_comes_back(key: str, tmp_path: Path) -> None:
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30})
+    cfg.default_hooks.timer = dict(type='ThroughputMonitorHook')
+    runner = Runner.from_cfg(cfg)
     runner.register_hook(
-        Each(lambda r: r.message_hub.log_scalars.pop('train/loss', None) if r.iter == 14 else None)
+        Each(lambda r: r.message_hub.log_scalars.pop(f'train/{key}', None) if r.iter == 14 else 0)
     )
     runner.train()
-    assert [('loss' in line) for line in logged(tmp_path)] == [True, True, True]
+    (path,) = tmp_path.rglob('scalars.json')  # with times
+    assert [(key in json.loads(line)) for line in path.read_text().splitlines()] == [True] * 3
+
+
+class SavesNothing(CheckpointHook):
+    def after_train_iter(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        pass
+
+
+def test_a_saver_that_is_registered_later_is_found(tmp_path: Path) -> None:
+    """Weights are looked at before they are saved, whoever came when."""
+    cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 12})
+    cfg.default_hooks.checkpoint = None
+    runner, looked = Runner.from_cfg(cfg), []
+    saver = SavesNothing(interval=4, by_epoch=False)
+    runner.register_hook(Each(lambda r: r.register_hook(saver) if r.iter == 4 else None))
+    (hook,) = (one for one in runner.hooks if isinstance(one, SparseRuntimeInfoHook))
+    look = hook._look
+
+    def note(runner: Runner, together: bool = True) -> None:
+        looked.append((runner.iter + 1, together))
+        look(runner, together)
+
+    hook._look = note  # type: ignore[method-assign]
+    runner.train()
+    assert (8, True) in looked
+    assert (4, True) not in looked
 
 
 RANKS = """

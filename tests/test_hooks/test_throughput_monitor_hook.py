@@ -24,6 +24,7 @@ from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
 from mmtempo.core.nonfinite import NonFiniteError
 from mmtempo.hooks import ThroughputMonitorHook, training_monitor
+from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
 from mmtempo.loaders import LoaderError
 from mmtempo.report import read_log
@@ -479,6 +480,23 @@ def test_evaluation_by_hand_after_a_failure(
     runner.val()
     assert summary_of(tmp_path)['status'] != 'completed'
     assert not [hook for hook in runner.hooks if type(hook).__name__ == '_Mark']
+
+
+def test_its_own_time_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no mark stands behind it."""
+    window = RunReport.window
+
+    def slow_window(self: Any) -> Any:
+        clock.go(0.5)
+        return window(self)
+
+    monkeypatch.setattr(RunReport, 'window', slow_window)
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=40))
+    runner.train()
+    phases = summary_of(tmp_path)['phases']
+    assert phases['hook:ThroughputMonitorHook']['seconds'] == pytest.approx(2)
+    others = [name for name in phases if name.startswith('hook:') and 'Works' not in name]
+    assert sum(phases[name]['seconds'] for name in others) == pytest.approx(2)
 
 
 @HOOKS.register_module()

@@ -144,7 +144,8 @@ class _Call:
 
 class _Enter(_Call):
     def __call__(self, *args: Any) -> None:
-        # First of all: then nothing else of this gets into a graph.
+        # First of all: then nothing else of this gets into a graph. `is_compiling` knows of exports
+        # as well, which are no steps, and costs three times as much.
         if is_dynamo_compiling():
             return
         watch, part = self._watch, self._part

@@ -49,8 +49,9 @@ class HookMarks:
 
         opening, hook, mark, hook, mark, ..., hook, mark and closing
 
-    Nothing of mmengine is changed: marks are hooks. Each costs every iteration a microsecond or
-    two, so there are no more of them than are needed.
+    Nothing of mmengine is changed: marks are hooks. Each costs every iteration some microseconds,
+    so there are no more of them than are needed: a hook with an attribute `mark_end` gets none,
+    and is given what to call instead, where it has done something that counts.
 
     Args:
         timeline: What they mark.
@@ -85,7 +86,10 @@ class HookMarks:
                 name = f'{name} {names.count(name)}'
             self.categories[name] = category_of(hook)
             marker = self._timeline.marker(name)
-            joined.append(_Mark(dict.fromkeys(stages, marker), hook.priority))
+            if hasattr(hook, 'mark_end'):
+                hook.mark_end = marker
+            else:
+                joined.append(_Mark(dict.fromkeys(stages, marker), hook.priority))
         self._close_with(joined, name)
         self._count = len(joined)
         # Another list: who goes through the old one is not led astray.

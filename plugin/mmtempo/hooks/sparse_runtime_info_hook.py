@@ -69,7 +69,9 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._scalars: Any = None
         self._watch: Any = None
         self._looked_at = -1
-        self._seen, self._count = None, 0  # the list of hooks, and how many were in it
+        # The list of hooks that they were found in, and how many there were.
+        self._seen: Any = None
+        self._count = 0
         self._savers: list[CheckpointHook] = []
 
     def before_train(self, runner: Any) -> None:
@@ -148,12 +150,10 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
 
     def _is_saved_now(self, runner: Any) -> bool:
         # Before the hook itself: stock deletes older files first.
-        for hook in self._find_savers(runner):
-            if not hook.by_epoch and self.every_n_train_iters(
-                runner, hook.interval, hook.save_begin
-            ):
-                return True
-        return self.is_last_train_iter(runner)
+        return any(
+            not hook.by_epoch and self.every_n_train_iters(runner, hook.interval, hook.save_begin)
+            for hook in self._find_savers(runner)
+        ) or self.is_last_train_iter(runner)
 
     def _find_savers(self, runner: Any) -> list[CheckpointHook]:
         """Those of the runner's hooks; looked for again where there are others now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mmengine.hooks import IterTimerHook, LoggerHook
@@ -74,6 +75,7 @@ class ThroughputMonitorHook(IterTimerHook):
         self._is_complete = False
         self._loggers: list[LoggerHook] = []
         self._scalars: SparseScalars | None = None
+        self.mark_end: Callable[[], None] = lambda: None  # while it is monitored, of `HookMarks`
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
@@ -134,6 +136,7 @@ class ThroughputMonitorHook(IterTimerHook):
         interval = self.options.interval
         is_due = has_line if interval is None else self.every_n_train_iters(runner, interval)
         self._monitor.after_iteration(runner, is_due, joins)
+        self.mark_end()
 
     def _set_eta(self, runner: Any) -> None:
         done = runner.iter + 1

@@ -43,7 +43,7 @@ MOST_UNSEEN = 600
 UPDATE, ACCUMULATION = range(2)
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
-LATE = 0.001  # seconds that a batch is waited for
+LATE = 0.001  # seconds of waiting from which on it is worth to find out what a batch was made of
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class TrainingMonitor:
         self._look_at = MOST_UNSEEN
         self._device_parts: dict[str, LogHistogram] = {}
         # It knows its runner, which nothing here may keep.
-        self._loop = weakref.ref(runner.train_loop)
+        self._loop: Callable[[], Any] = weakref.ref(runner.train_loop)
         self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
         self._worker_of = worker_of(runner)
         self._end_of_run: weakref.finalize | None = None
@@ -222,7 +222,6 @@ class TrainingMonitor:
         if shape not in self._shapes:
             self._learn(shape)
         if not self._note_delivery() and data_batch is not None and self.data_seconds > LATE:
-            # It is worth to find out what the batch was made of.
             self._note['files'] = files_of(data_batch)
             self._note['worker'] = self._worker_of(batch_idx)
 
