@@ -94,6 +94,11 @@ class DurableWriter:
     def is_busy(self) -> bool:
         return self._last is not None and not self._last.is_done
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether a `fence` may have something to wait for."""
+        return not self._snapshot.is_staged
+
     def save(
         self,
         files: list[tuple[str, Any]],

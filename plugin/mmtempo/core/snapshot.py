@@ -123,9 +123,14 @@ class Snapshot:
             self._freezer.clear()
             self._staged.set()
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether all is copied, so that a fence has nothing to wait for."""
+        return self._staged.is_set()
+
     def fence(self) -> float:
         """Let nothing change before it is copied; the seconds that the host waited."""
-        if self._staged.is_set():
+        if self.is_staged:
             return 0.0
         if self._events:
             self._is_torn()  # what is changed from now on is changed behind the copies

@@ -127,7 +127,8 @@ class AsyncCheckpointHook(CheckpointHook):
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self._saving is not None:
-            if not self.is_last_train_iter(runner):  # a failure is told where it counts: at the end
+            # A failure of the last save is told where it counts: at the end.
+            if self._saving.has_ended and not self.is_last_train_iter(runner):
                 self._saving.settle()
             self._stop.after_iteration(runner, batch_idx)
 

@@ -146,9 +146,14 @@ class CheckpointSaving:
     def is_busy(self) -> bool:
         return self._writer is not None and self._writer.is_busy
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a save has ended and is not reported yet."""
+        return bool(self._running) and self._running[0].is_done
+
     def fence(self) -> None:
         """Return when the state may change."""
-        if self._writer is not None:
+        if self._writer is not None and self._writer.is_copying:
             with charged_to('checkpoint: fence'):
                 self._writer.fence()
 
@@ -188,7 +193,7 @@ class CheckpointSaving:
 
     def settle(self, is_last: bool = False) -> None:
         """Report a save that has ended, once."""
-        if not self._running or not self._running[0].is_done:
+        if not self.has_ended:
             return
         batch = self._running.pop()
         self._failed = None
