@@ -26,6 +26,7 @@ from mmseg.structures import SegDataSample
 from torch.utils.data import DataLoader, Dataset
 
 from mmtempo.bev import BEVDataPreprocessor, BEVDataSample, Calibration, bev_data_preprocessor
+from mmtempo.core.slabs import ALIGNMENT, Packed, Slabs, pack
 from mmtempo.loaders.sample_batch import SampleBatch
 from mmtempo.loaders.stack_collate import stack_collate
 from mmtempo.seg import SparseSegDataPreProcessor
@@ -215,6 +216,35 @@ def test_one_tensor_a_key() -> None:
     assert labels[1].unique().tolist() == [9]
     assert labels[2].unique().tolist() == [2]
     assert len(storages(batch)) == 2
+
+
+@pytest.mark.parametrize('size', [(5, 7), (1, 1), (1, 9), (9, 1), (64, 48)])
+def test_images_whose_colours_are_side_by_side(size: tuple[int, int]) -> None:
+    height, width = size
+    whole = torch.randint(0, 256, (4, height + 2, width + 3, 3), dtype=torch.uint8)
+    before = whole.clone()
+    pixels = whole.permute(0, 3, 1, 2)
+    cut = [each[:, 1:-1, 2:-1] for each in pixels]
+    row = torch.randint(0, 256, (1, width, 3), dtype=torch.uint8).expand(height, -1, -1)
+    repeated = [row.permute(2, 0, 1)] * 2
+    mixed = [cut[0], cut[1].contiguous()]
+    for images in (list(pixels), cut, repeated, mixed, [image[:2] for image in cut]):
+        stacked = stack_collate(images)
+        assert torch.equal(stacked, torch.stack(images))
+        assert stacked.is_contiguous()
+        stacked.zero_()
+    assert torch.equal(whole, before)
+
+
+def test_their_colours_are_parted_in_the_slab() -> None:
+    memory = Slabs(1 << 20)
+    images = torch.randint(0, 256, (4, 33, 47, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    packed = pack(memory.lend(), stack_collate, list(images))
+    assert isinstance(packed, Packed)
+    assert len(packed.content) < 1000
+    assert images.numel() <= packed.needed < images.numel() + ALIGNMENT
+    assert torch.equal(packed.read(), images)
+    memory.close()
 
 
 def test_names_of_stacked_fields() -> None:

@@ -29,7 +29,7 @@ FAST_LOAD: list[dict] = [dict(type=fast.FastLoadImageFromFile), dict(type=fast.F
 FAST_REST: list[dict] = [
     dict(type=fast.FastRandomFlip, prob=0.5),
     dict(type=fast.FastPhotoMetricDistortion),
-    dict(type=fast.FastPackSegInputs),
+    dict(type=fast.FastPackSegInputs, copy=False),
 ]
 # What is done to a sample; draw by draw all of them give the same pixels.
 PIPELINES: dict[str, list[dict]] = {

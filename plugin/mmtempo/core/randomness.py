@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
+import struct
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+# Seeds: of 64, 32 and 64 bits.
+WORDS = struct.Struct('<QIQ')
 
 
 def seed_generators(*key: int) -> None:
@@ -16,10 +21,12 @@ def seed_generators(*key: int) -> None:
 
     Not with `torch.manual_seed`, which seeds the devices as well: the model draws there.
     """
-    words = np.random.SeedSequence(key).generate_state(6)
-    random.seed(int(words[0]) << 32 | int(words[1]))
-    np.random.seed(words[2:4])
-    torch.default_generator.manual_seed(int(words[4]) << 32 | int(words[5]))
+    # A hash, and a single word for numpy: SeedSequence and an array of words take 0.15 ms a sample.
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=WORDS.size).digest()
+    for_python, for_numpy, for_torch = WORDS.unpack(digest)
+    random.seed(for_python)
+    np.random.seed(for_numpy)
+    torch.default_generator.manual_seed(for_torch)
 
 
 def generator_states() -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -212,10 +213,11 @@ class _Pickler(ForkingPickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._writer = writer
 
-    def persistent_id(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
+        # Not `persistent_id`, which is asked of each string and number as well.
         if type(obj) is not torch.Tensor or not _is_plain(obj):
-            return None
-        return self._writer.place(obj), obj.dtype, tuple(obj.shape)
+            return NotImplemented
+        return _tensor_at, (self._writer.place(obj), obj.dtype, tuple(obj.shape))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -223,12 +225,25 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._lease = lease
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:
-        place, dtype, shape = pid
-        if isinstance(place, bytes):
-            return torch.frombuffer(bytearray(place), dtype=dtype).view(shape)
-        flat = torch.frombuffer(self._lease, dtype=dtype, count=math.prod(shape), offset=place)
-        return flat.view(shape)
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_tensor_at.__module__, _tensor_at.__name__):
+            # No method of this object: that would be a cycle, and hold the slab till it is found.
+            return partial(_tensor_in, self._lease)
+        return super().find_class(module, name)
+
+
+def _tensor_at(place: int | bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Stands in a pickle for `_tensor_in`, before there is a lease."""
+    raise pickle.UnpicklingError('a batch in a slab is read by Slabs.read()')
+
+
+def _tensor_in(
+    lease: Any, place: int | bytes, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    if isinstance(place, bytes):
+        return torch.frombuffer(bytearray(place), dtype=dtype).view(shape)
+    flat = torch.frombuffer(lease, dtype=dtype, count=math.prod(shape), offset=place)
+    return flat.view(shape)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

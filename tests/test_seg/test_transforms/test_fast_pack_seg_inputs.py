@@ -10,6 +10,7 @@ import torch
 from mmengine.structures import PixelData
 from mmseg.datasets.transforms import PackSegInputs
 
+from mmtempo.loaders import stack_collate
 from mmtempo.seg.transforms import FastPackSegInputs
 
 from .against_stock import read_only, sample
@@ -67,6 +68,40 @@ def test_what_is_packed_is_nobody_else_s(view: tuple) -> None:
     assert label.untyped_storage().nbytes() == label.numel()
     assert packed['inputs'].untyped_storage().nbytes() == packed['inputs'].numel()
     for tensor in (label, packed['inputs']):
+        for array in results.values():
+            assert not np.shares_memory(tensor.numpy(), array)
+
+
+def test_what_the_collate_copies_needs_no_copy_here() -> None:
+    results = sample()
+    packed = FastPackSegInputs(copy=False)(dict(results))
+    stock = PackSegInputs()(dict(results))
+    assert torch.equal(packed['inputs'], stock['inputs'])
+    label = packed['data_samples'].gt_sem_seg.data
+    assert torch.equal(label.long(), stock['data_samples'].gt_sem_seg.data)
+    assert np.shares_memory(packed['inputs'].numpy(), results['img'])
+    assert np.shares_memory(label.numpy(), results['gt_seg_map'])
+    batch = stack_collate([packed, packed])
+    assert batch['inputs'].is_contiguous()
+    assert torch.equal(batch['inputs'], torch.stack([stock['inputs']] * 2))
+    for tensor in (batch['inputs'], batch['data_samples'].stacked['gt_sem_seg']):
+        for array in (results['img'], results['gt_seg_map']):
+            assert not np.shares_memory(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize('view', [np.s_[3:20, 5:30], np.s_[:, ::-1], np.s_[:]])
+def test_what_may_not_be_written_or_has_gaps_is_copied(view: tuple) -> None:
+    results = {key: sample()[key] for key in ('img', 'gt_seg_map')}
+    part = {key: value[view] for key, value in results.items()}
+    if view == np.s_[:]:
+        read_only(part)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')  # of read-only memory in a tensor
+        packed = FastPackSegInputs(copy=False)(dict(part))
+    label = packed['data_samples'].gt_sem_seg.data
+    np.testing.assert_array_equal(packed['inputs'].permute(1, 2, 0).numpy(), part['img'])
+    np.testing.assert_array_equal(label[0].numpy(), part['gt_seg_map'])
+    for tensor in (packed['inputs'], label):
         for array in results.values():
             assert not np.shares_memory(tensor.numpy(), array)
 

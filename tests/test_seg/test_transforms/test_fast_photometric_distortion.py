@@ -43,6 +43,26 @@ def test_hues_turn_and_all_else_stays() -> None:
         np.testing.assert_array_equal(turned[..., 1:], hsv[..., 1:])
 
 
+@pytest.mark.parametrize('shape', [(1, 1), (1, 33), (33, 1), (2, 31), (7, 65)])
+def test_small_and_odd_images(shape: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
+    for seed in range(64):
+        same(run(ours, dict(img=image), seed), run(stock, dict(img=image), seed))
+
+
+def test_what_is_made_stays_as_it_is() -> None:
+    """Somebody may hold it while the next samples are made."""
+    ours = FastPhotoMetricDistortion()
+    held = []
+    for seed in range(48):
+        made = run(ours, sample(), seed)['img']
+        held.append((made, made.copy()))
+    for number, (made, before) in enumerate(held):
+        np.testing.assert_array_equal(made, before)
+        assert not any(np.shares_memory(made, other) for other, _ in held[:number])
+
+
 @pytest.mark.parametrize('step', [(1, -1), (-1, 1), (2, 3)])
 def test_takes_views_and_leaves_them_as_they_are(step: tuple[int, int]) -> None:
     whole = picture()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmcv.transforms.utils import cache_random_params
 from mmseg.datasets.transforms import RandomFlip
 
 from mmtempo.seg.transforms import FastRandomFlip
@@ -34,6 +35,33 @@ def test_is_what_stock_flips(arguments: dict[str, Any], channels: int) -> None:
         if channels < 3:
             results['img'] = results['img'][..., :1] if channels else results['img'][..., 0]
         same(run(ours, results, seed), run(stock, results, seed))
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        dict(prob=0.0),
+        dict(prob=0.7, direction=['horizontal', 'vertical']),
+        dict(prob=[0.1, 0.2, 0.7], direction=['horizontal', 'vertical', 'diagonal']),
+        dict(prob=[0.1, 0.3], direction=['vertical', 'horizontal']),
+    ],
+)
+def test_draws_are_stock_s(arguments: dict[str, Any]) -> None:
+    drawn = []
+    for flip in (FastRandomFlip(**arguments), RandomFlip(**arguments)):
+        np.random.seed(0)
+        drawn.append([flip._choose_direction() for _ in range(500)] + [np.random.random()])
+    assert drawn[0] == drawn[1]
+
+
+def test_draws_can_be_shared_as_stock_s() -> None:
+    ours = FastRandomFlip(prob=0.5)
+    with cache_random_params(ours):
+        assert len({ours(sample())['flip'] for _ in range(20)}) == 1
+    assert len({ours(sample())['flip'] for _ in range(20)}) == 2
+    # What we mark is none of stock's business, and is marked once.
+    assert FastRandomFlip._methods_with_randomness == ['_choose_direction']
+    assert RandomFlip._methods_with_randomness == ['_choose_direction']
 
 
 @pytest.mark.parametrize('arguments', [{}, dict(swap_seg_labels=[(1, 2)])])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import cv2
 import numpy as np
 import pytest
 
 from mmtempo.seg.transforms import tables
-from mmtempo.seg.transforms.tables import BYTES, look_up, map_image
+from mmtempo.seg.transforms.tables import BYTES, adding, look_up, multiplying
 
 # Of no round size: what is left over behind OpenCV's vectors is computed in another way.
 IMAGE = np.random.default_rng(0).permutation(np.tile(BYTES, 27)).reshape(48, 48, 3)
@@ -32,50 +34,58 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize('part', [np.s_[:], np.s_[1:38, 3:40], np.s_[:1, :1]])
+def sums(beta: float) -> np.ndarray:
+    """As stock adds."""
+    return np.clip(BYTES.astype(np.float32) + beta, 0, 255).astype(np.uint8)
+
+
+def check(change: tables.Change, table: np.ndarray, image: np.ndarray) -> None:
+    """That it is what the table says, made in other memory, and in place."""
+    expected = table[image]
+    out = np.empty_like(image)
+    change(image, out)
+    np.testing.assert_array_equal(out, expected)
+    change(image, image)
+    np.testing.assert_array_equal(image, expected)
+
+
+PARTS = pytest.mark.parametrize('part', [np.s_[:], np.s_[1:38, 3:40], np.s_[:1, :1]])
+
+
+@PARTS
 def test_brightness_is_added(part: tuple, looked_up: list[np.ndarray]) -> None:
-    for more in range(-120, 121):
-        table = np.clip(BYTES.astype(int) + more, 0, 255).astype(np.uint8)
-        np.testing.assert_array_equal(map_image(IMAGE[part], table), table[IMAGE[part]])
-    assert not looked_up
+    betas = np.random.default_rng(2).uniform(-300, 300, 500).tolist()
+    for beta in (*betas, -0.5, 0.5, 1e9 + 0.5, -1e9 - 0.5):
+        check(adding(beta, partial(sums, beta)), sums(beta), IMAGE[part].copy())
+    assert len(looked_up) < len(betas) / 10
 
 
-@pytest.mark.parametrize('part', [np.s_[:], np.s_[1:38, 3:40], np.s_[:1, :1]])
+@PARTS
 def test_contrast_is_multiplied(part: tuple, looked_up: list[np.ndarray]) -> None:
-    factors = [0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 9.0, *np.random.default_rng(1).uniform(0.5, 1.5, 400)]
+    factors = [0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 9.0, 257.0, 1e9]
+    factors += np.random.default_rng(1).uniform(0.5, 1.5, 400).tolist()
     for factor in factors:
-        table = product(factor)
-        np.testing.assert_array_equal(map_image(IMAGE[part], table, factor), table[IMAGE[part]])
-    assert len(looked_up) < len(factors) / 10
+        check(multiplying(factor, partial(product, factor)), product(factor), IMAGE[part].copy())
+    assert len(looked_up) < 2 * len(factors) / 10
 
 
 def test_what_is_nearly_a_whole_number_is_looked_up(looked_up: list[np.ndarray]) -> None:
     for number in range(3, 256, 4):
         factor = (200 - tables.ASIDE) / number
-        table = product(factor)
-        np.testing.assert_array_equal(map_image(IMAGE, table, factor), table[IMAGE])
-    assert len(looked_up) == 64
+        check(multiplying(factor, partial(product, factor)), product(factor), IMAGE.copy())
+        for beta in (float(number), number + 1e-6, number - 1e-6, -number - 1e-6):
+            check(adding(beta, partial(sums, beta)), sums(beta), IMAGE.copy())
+    assert len(looked_up) == 64 * 5 * 2
 
 
-def test_other_tables_are_looked_up(looked_up: list[np.ndarray]) -> None:
-    others = [255 - BYTES, product(1.2)[BYTES[::-1]], np.roll(BYTES, 3), product(0.9)]
-    for table in others:
-        np.testing.assert_array_equal(map_image(IMAGE, table), table[IMAGE])
-    # The factor is not what this table says, or it is below 0.
-    for table, factor in ((BYTES[::-1].copy(), 1.1), (product(-0.3), -0.3)):
-        np.testing.assert_array_equal(map_image(IMAGE, table, factor), table[IMAGE])
-    assert len(looked_up) >= len(others)
+def test_below_zero_is_looked_up(looked_up: list[np.ndarray]) -> None:
+    check(multiplying(-0.3, partial(product, -0.3)), product(-0.3), IMAGE.copy())
+    assert looked_up
 
 
-@pytest.mark.parametrize('factor', [None, 1.25])
-def test_writes_where_it_is_told(factor: float | None) -> None:
-    table = product(1.25)
-    expected, image = table[IMAGE], IMAGE.copy()
-    assert map_image(image, table, factor, out=image) is image
-    np.testing.assert_array_equal(image, expected)
-    image = IMAGE.copy()
-    image.flags.writeable = False
-    assert not np.shares_memory(map_image(image, table, factor), image)
+def test_tables_are_made_for_looking_up_only() -> None:
+    multiplying(1.2345, pytest.fail)
+    adding(-3.2, pytest.fail)
 
 
 @pytest.mark.parametrize('shape', [(4, 6), (4, 6, 1), (4, 6, 3)])

@@ -37,7 +37,10 @@ def _by_most_frequent(labels: np.ndarray, ignore_index: int, cat_max_ratio: floa
     If all others together stay below the limit, so does each of them. A few labels tell which
     classes to count; were those not the most frequent ones, the answer would be right all the same.
     """
-    few = _counts(labels[::STEP, ::STEP], ignore_index)
+    # Of so few numpy's count is the faster one.
+    few = np.bincount(labels[::STEP, ::STEP].ravel(), minlength=256)
+    if 0 <= ignore_index < 256:
+        few[ignore_index] = 0
     total = labels.size
     # Mostly there is nothing to ignore, which the maximum tells sooner than a count.
     if 0 <= ignore_index < 256 and cv2.norm(labels, cv2.NORM_INF) >= ignore_index:

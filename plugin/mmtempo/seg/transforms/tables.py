@@ -1,15 +1,24 @@
-"""Functions of a byte, written out as a table of 256."""
+"""Functions of a byte, written out as a table of 256, or as arithmetic that gives the same."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
 
 import cv2
 import numpy as np
 
 BYTES = np.arange(256, dtype=np.uint8)
 BYTES.flags.writeable = False
+LEVELS = BYTES.astype(np.float64)
 # OpenCV rounds; less a half it cuts off, but for what is within float32's errors of a whole number.
 # So much more keeps products that are whole ones, 0 among them, away from there.
 ASIDE = 2.0**-13
+# So near to a whole number float32 may round a sum to it.
+EDGE = 2.0**-10
+# Takes an image of three channels of bytes, and where to put what becomes of them: there even.
+Change = Callable[[np.ndarray, np.ndarray], None]
 
 
 def look_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -18,28 +27,52 @@ def look_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return cv2.LUT(values, table).reshape(values.shape)
 
 
-def map_image(
-    image: np.ndarray, table: np.ndarray, factor: float | None = None, out: np.ndarray | None = None
-) -> np.ndarray:
-    """`cv2.LUT`, or arithmetic that gives the same for every byte, in half the time or less.
+def adding(beta: float, table: Callable[[], np.ndarray]) -> Change:
+    """Of each byte the sum with a number, less what is behind the point, from 0 to 255.
 
     Args:
-        image: Of three channels of bytes.
-        table: What becomes of each byte.
-        factor: What bytes are multiplied by, if that is what the table says. Defaults to None.
-        out: Where to; may be the image. Defaults to None: new memory.
+        beta: The number.
+        table: Gives the same as a table; asked for where a sum might be rounded to a whole number.
     """
-    if factor is not None and _is_product(table, factor):
-        return cv2.convertScaleAbs(image, dst=out, alpha=factor, beta=ASIDE - 0.5)
-    more = int(table[128]) - 128
-    if np.array_equal((BYTES.astype(int) + more).clip(0, 255), table):
-        change = cv2.add if more > 0 else cv2.subtract
-        return change(image, (abs(more), abs(more), abs(more), 0), dst=out)
-    return cv2.LUT(image, table, dst=out)
+    more = math.floor(beta)
+    if not EDGE < beta - more < 1 - EDGE:
+        return partial(_look_up, table())
+    # Beyond 255 all are 0 or 255.
+    amount = min(abs(more), 255)
+    return partial(_add if more > 0 else _subtract, (amount, amount, amount, 0))
 
 
-def _is_product(table: np.ndarray, factor: float) -> bool:
-    """Whether OpenCV's product, in float32 and cut off, is the table for sure."""
-    places = BYTES * float(np.float32(factor)) + ASIDE
-    is_sure = (np.abs(places - np.rint(places)) > ASIDE / 2) | (places > 256)
-    return bool(is_sure.all()) and np.array_equal(np.floor(places).clip(max=255), table)
+def multiplying(factor: float, table: Callable[[], np.ndarray]) -> Change:
+    """Of each byte the product with a number, less what is behind the point, from 0 to 255.
+
+    Args:
+        factor: The number.
+        table: Gives the same as a table; asked for where OpenCV's float32 is not exact enough.
+    """
+    return partial(_multiply, factor) if _is_sure(factor) else partial(_look_up, table())
+
+
+def _is_sure(factor: float) -> bool:
+    """Whether OpenCV's product, in float32 and cut off, is right for all bytes for sure."""
+    if not 0 <= factor <= 256:  # OpenCV drops signs, and int32 has an end
+        return False
+    # Beyond 256 all are 255.
+    count = 256 if factor <= 1 else math.ceil(257 / factor)
+    places = LEVELS[:count] * float(np.float32(factor)) + ASIDE
+    return bool(np.abs(places - np.rint(places)).min() > ASIDE / 2)
+
+
+def _multiply(factor: float, image: np.ndarray, out: np.ndarray) -> None:
+    cv2.convertScaleAbs(image, dst=out, alpha=factor, beta=ASIDE - 0.5)
+
+
+def _add(amounts: tuple[int, ...], image: np.ndarray, out: np.ndarray) -> None:
+    cv2.add(image, amounts, dst=out)
+
+
+def _subtract(amounts: tuple[int, ...], image: np.ndarray, out: np.ndarray) -> None:
+    cv2.subtract(image, amounts, dst=out)
+
+
+def _look_up(table: np.ndarray, image: np.ndarray, out: np.ndarray) -> None:
+    cv2.LUT(image, table, dst=out)
