@@ -204,7 +204,7 @@ def test_ends_with_a_checkpoint(case: str, undisturbed: Path, tmp_path: Path) ->
     text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
     assert f'{signal.Signals(number).name}: stopped after {iteration} iterations.' in text
     assert f'newest checkpoint: {work}/iter_{iteration}.pth' in text
-    assert ('Traceback' in text) == ('finalizer' in case)  # Python tells what it has dropped
+    assert 'Traceback' not in text  # nor of what Python drops, in a finalizer
     assert marked(work).name == f'iter_{iteration}.pth'
     assert temporaries(work) == []
     if 'custom_hooks' in options:

@@ -167,9 +167,19 @@ class StopOnSignal:
 
 
 def _end(number: signal.Signals) -> None:
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    end = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    mark = vars(end)['mark'] = object()  # `end` itself would keep the frames, and the model
+    report = sys.unraisablehook
+
+    def report_others(unraisable: Any) -> None:
+        if getattr(unraisable.exc_value, 'mark', None) is not mark:
+            report(unraisable)
+        elif sys.unraisablehook is report_others:
+            sys.unraisablehook = report
+
+    # What Python drops is raised again, and no error to report: see `_end_again`.
+    sys.unraisablehook = report_others
+    raise end
 
 
 def is_training(runner: Any) -> bool:
