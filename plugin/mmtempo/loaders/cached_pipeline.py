@@ -131,8 +131,10 @@ class CachedPipeline(Compose):
         elif type(value) is tuple:
             return tuple(map(self._own, value))
         elif isinstance(value, BaseDataElement):
-            for key, one in value.items():
-                owned = self._own(one)
+            # By its attributes: `items()` looks for a property behind each name.
+            meta = value.metainfo_keys()
+            for key, one in [*vars(value).items()]:
+                owned = one if key in meta else self._own(one)
                 if owned is not one:
                     value.set_data({key: owned})
         return value

@@ -233,15 +233,13 @@ def _look_up(value: Any, path: Path) -> Any:
 
 def _is_same(value: Any, view: torch.Tensor) -> bool:
     """Whether a field still is this view: the same memory, read in the same way."""
-    return isinstance(value, torch.Tensor) and all(
-        ours == its
-        for ours, its in (
-            (value.data_ptr(), view.data_ptr()),
-            (value.shape, view.shape),
-            (value.stride(), view.stride()),
-            (value.dtype, view.dtype),
-            (value.device, view.device),
-        )
+    return (
+        isinstance(value, torch.Tensor)
+        and value.data_ptr() == view.data_ptr()
+        and value.shape == view.shape
+        and value.stride() == view.stride()
+        and value.dtype == view.dtype
+        and value.device == view.device
     )
 
 

@@ -81,7 +81,7 @@ class FastPackSegInputs(PackSegInputs):
     def _planes(self, image: np.ndarray) -> torch.Tensor:
         """(H, W, C) as (C, H, W)."""
         if self._may_keep(image):
-            return torch.from_numpy(image).permute(2, 0, 1)
+            return torch.from_numpy(image.transpose(2, 0, 1))
         planes = np.empty(image.shape[2:] + image.shape[:2], np.uint8)
         cv2.split(image, list(planes))
         return torch.from_numpy(planes)

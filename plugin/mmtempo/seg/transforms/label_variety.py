@@ -49,7 +49,7 @@ def _by_most_frequent(labels: np.ndarray, ignore_index: int, cat_max_ratio: floa
     for likely in few.argsort()[:-4:-1].tolist():
         if not few[likely]:
             break
-        count = np.count_nonzero(labels == likely)
+        count = cv2.countNonZero(cv2.inRange(labels, likely, likely))
         if not count / total < cat_max_ratio:
             return False
         others -= count
