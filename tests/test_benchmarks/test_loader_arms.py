@@ -104,7 +104,7 @@ def test_stock_is_stock() -> None:
 @pytest.mark.parametrize('suffix', ['jpg', 'png'])
 def test_pixels_are_the_same(root: str, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_same_pixels(root, suffix, 2)
-    for name in ('fast', 'fused'):
+    for name in ('fast', 'rounded', 'fused'):
         with monkeypatch.context() as patch:
             without = [one for one in PIPELINES[name] if 'prob' not in one]
             patch.setitem(PIPELINES, name, without)

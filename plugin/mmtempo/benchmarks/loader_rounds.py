@@ -18,6 +18,8 @@ from mmengine.registry import DefaultScope
 
 from .loader_arms import BATCH, LOADERS, PIPELINES, Arm, Source
 
+MOST_LEVELS = 8  # by which a pipeline that rounds less often than stock may differ
+
 
 @dataclass(frozen=True)
 class Window:
@@ -96,7 +98,10 @@ def _cpu_of(children: list[int | None]) -> float | None:
 
 
 def check_same_pixels(root: str, suffix: str, samples: int) -> None:
-    """Draw by draw, all pipelines give the same, so that they are worth comparing."""
+    """Draw by draw, all pipelines give the same, so that they are worth comparing.
+
+    But for the one that rounds less often than stock: that gives nearly the same.
+    """
     datasets = {}
     for name in PIPELINES:
         datasets[name] = Source(Arm('', name), root, suffix).dataset()
@@ -109,7 +114,8 @@ def check_same_pixels(root: str, suffix: str, samples: int) -> None:
             found[name] = dataset[index]
         for name, sample in found.items():
             for part in (lambda s: s['inputs'], lambda s: s['data_samples'].gt_sem_seg.data):
-                if not torch.equal(part(sample), part(found['stock']).to(part(sample).dtype)):
+                levels = (part(sample).int() - part(found['stock']).int()).abs()
+                if levels.max() > (MOST_LEVELS if name == 'rounded' else 0):
                     raise RuntimeError(f'{suffix} {index}: {name} is not what stock gives')
 
 

@@ -38,9 +38,62 @@ def test_hues_turn_and_all_else_stays() -> None:
     hsv = np.stack([hues, others, others[:, ::-1]], -1).astype(np.uint8)
     for shift in range(-190, 191):
         turned = hsv.copy()
-        fast_photometric_distortion._turn(turned, shift)
+        fast_photometric_distortion._turn(shift, turned)
         np.testing.assert_array_equal(turned[..., 0], (hues + shift) % 180)
         np.testing.assert_array_equal(turned[..., 1:], hsv[..., 1:])
+
+
+def test_rounded_less_often_it_is_nearly_what_stock_makes() -> None:
+    levels = np.arange(0, 256, 5, dtype=np.uint8)
+    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(52, -1, 3)
+    ours, stock = FastPhotoMetricDistortion(exact=False), PhotoMetricDistortion()
+    off = []
+    for seed in range(128):
+        made, expected = (run(one, dict(img=colours), seed)['img'] for one in (ours, stock))
+        off.append(np.abs(made.astype(int) - expected))
+    # Where both saturation and hue are changed, and that is one in four.
+    different = [levels for levels in off if levels.any()]
+    assert 0.15 < len(different) / len(off) < 0.35
+    assert np.max(different) <= 8
+    assert np.quantile(different, 0.99) <= 2
+    assert np.mean(different) < 0.4
+
+
+def test_rounded_less_often_it_draws_as_stock() -> None:
+    ours, stock = FastPhotoMetricDistortion(exact=False), PhotoMetricDistortion()
+    drawn = []
+    for one in (ours, stock):
+        np.random.seed(0)
+        for _ in range(32):
+            one(dict(img=picture()))
+        drawn.append(np.random.random())
+    assert drawn[0] == drawn[1]
+
+
+def test_rounded_less_often_it_converts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert, codes = cv2.cvtColor, []
+
+    def counted(image: np.ndarray, code: int, **options: np.ndarray) -> np.ndarray:
+        codes.append(code)
+        return convert(image, code, **options)
+
+    monkeypatch.setattr(cv2, 'cvtColor', counted)
+    conversions = []
+    for exact in (True, False):
+        ours = FastPhotoMetricDistortion(exact=exact)
+        counts = []
+        for seed in range(32):
+            codes.clear()
+            run(ours, sample(seed), seed)
+            counts.append(len(codes))
+        conversions.append(counts)
+    assert set(conversions[0]) == {0, 2, 4}
+    assert conversions[1] == [min(count, 2) for count in conversions[0]]
+
+
+def test_says_how_it_rounds() -> None:
+    assert repr(FastPhotoMetricDistortion()).endswith(', exact=True)')
+    assert repr(FastPhotoMetricDistortion(exact=False)).endswith(', exact=False)')
 
 
 @pytest.mark.parametrize('shape', [(1, 1), (1, 33), (33, 1), (2, 31), (7, 65)])

@@ -78,6 +78,22 @@ def test_what_is_nearly_a_whole_number_is_looked_up(looked_up: list[np.ndarray])
     assert len(looked_up) == 64 * 5 * 2
 
 
+def test_multiples_near_whole_numbers_are_seen() -> None:
+    """By its continued fraction as by all the multiples."""
+    generator = np.random.default_rng(3)
+    factors = [*generator.uniform(0, 9, 500), *generator.uniform(0, 0.01, 100), 0.0, 1.0, 255.5]
+    factors += (generator.integers(1, 300, 500) / generator.integers(1, 300, 500)).tolist()
+    seen = []
+    for factor in np.float32(factors).tolist():
+        for most in (1, 7, 255):
+            places = np.arange(1, most + 1) * factor
+            for distance in (1e-4, 1e-2):
+                is_far = bool(np.abs(places - np.rint(places)).min() > distance)
+                assert tables._is_far_from_whole(factor, most, distance) == is_far
+                seen.append(is_far)
+    assert 0.2 < np.mean(seen) < 0.8
+
+
 def test_below_zero_is_looked_up(looked_up: list[np.ndarray]) -> None:
     check(multiplying(-0.3, partial(product, -0.3)), product(-0.3), IMAGE.copy())
     assert looked_up

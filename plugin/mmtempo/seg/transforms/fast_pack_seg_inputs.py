@@ -70,9 +70,9 @@ class FastPackSegInputs(PackSegInputs):
         packed = super().transform({key: results[key] for key in results if key not in ours})
         if planes is not None:
             packed = dict(inputs=planes, **packed)
-        for key, value in meta.items():
-            # As set_metainfo(), which makes deep copies first: in vain, of what nobody can change.
-            packed['data_samples'].set_field(value, key, field_type='metainfo')
+        # As set_metainfo(), which makes deep copies first: in vain, of what nobody can change.
+        vars(packed['data_samples']).update(meta)
+        packed['data_samples']._metainfo_fields.update(meta)
         for key, values in labels.items():
             owned = values[None] if self._may_keep(values) else values[None].copy()
             packed['data_samples'].set_data({LABELS[key]: PixelData(data=torch.from_numpy(owned))})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import cv2
 import numpy as np
@@ -10,6 +12,8 @@ from mmengine.registry import TRANSFORMS
 from mmseg.datasets.transforms import PhotoMetricDistortion
 
 from .tables import BYTES, Change, adding, multiplying
+
+_HsvChange = Callable[[np.ndarray], None]
 
 
 @TRANSFORMS.register_module()
@@ -23,12 +27,24 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
 
     Images that are not of three channels of bytes are distorted as stock does it.
 
+    `exact=False` saves a conversion to HSV and back, a tenth of what a cached sample costs: where
+    both saturation and hue are changed, which is one image in four, it is done in one go. Stock
+    rounds to bytes in between; the rest of the images stay the same to the bit.
+
     Args:
         brightness_delta: Brightness is changed by up to this. Defaults to 32.
         contrast_range: Limits of the factor on contrast. Defaults to (0.5, 1.5).
         saturation_range: Limits of the factor on saturation. Defaults to (0.5, 1.5).
         hue_delta: Hue is changed by up to this, in steps of two degrees. Defaults to 18.
+        exact: Whether to round wherever stock does. Defaults to True.
     """
+
+    def __init__(self, *args: Any, exact: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.exact = exact
+
+    def __repr__(self) -> str:
+        return f'{super().__repr__()[:-1]}, exact={self.exact})'
 
     def transform(self, results: dict) -> dict:
         image = results['img']
@@ -48,11 +64,16 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
         contrast_first = np.random.randint(2)
         if contrast_first:
             steps += self._draw_product(self.contrast_lower, self.contrast_upper)
+        colours: list[_HsvChange] = []
         for saturation in self._draw_product(self.saturation_lower, self.saturation_upper):
-            steps.append(partial(_saturate, saturation))
+            colours.append(partial(_saturate, saturation))
         if np.random.randint(2):
             shift = np.random.randint(-self.hue_delta, self.hue_delta)
-            steps.append(partial(_shift_hue, shift))
+            colours.append(partial(_turn, shift))
+        if self.exact:
+            steps += [partial(_change_in_hsv, [one]) for one in colours]
+        elif colours:
+            steps.append(partial(_change_in_hsv, colours))
         if not contrast_first:
             steps += self._draw_product(self.contrast_lower, self.contrast_upper)
         return steps
@@ -73,22 +94,22 @@ def _distorted(image: np.ndarray, steps: list[Change]) -> np.ndarray:
     return made
 
 
-def _saturate(change: Change, image: np.ndarray, out: np.ndarray) -> None:
+def _change_in_hsv(changes: list[_HsvChange], image: np.ndarray, out: np.ndarray) -> None:
     cv2.cvtColor(image, cv2.COLOR_BGR2HSV, dst=out)
+    for change in changes:
+        change(out)
+    cv2.cvtColor(out, cv2.COLOR_HSV2BGR, dst=out)
+
+
+def _saturate(change: Change, hsv: np.ndarray) -> None:
+    """Change the saturation, in place."""
     # All three channels and a copy of one are faster than to take that out and put it back.
-    changed = np.empty_like(out)
-    change(out, changed)
-    out[..., 1] = changed[..., 1]
-    cv2.cvtColor(out, cv2.COLOR_HSV2BGR, dst=out)
+    changed = np.empty_like(hsv)
+    change(hsv, changed)
+    hsv[..., 1] = changed[..., 1]
 
 
-def _shift_hue(shift: int, image: np.ndarray, out: np.ndarray) -> None:
-    cv2.cvtColor(image, cv2.COLOR_BGR2HSV, dst=out)
-    _turn(out, shift)
-    cv2.cvtColor(out, cv2.COLOR_HSV2BGR, dst=out)
-
-
-def _turn(hsv: np.ndarray, shift: int) -> None:
+def _turn(shift: int, hsv: np.ndarray) -> None:
     """Shift the hue, below 180, in place."""
     back = -shift % 180
     # Hues below `back` become 256 - back and more when it is taken off; 180 more than right is
