@@ -100,7 +100,7 @@ def saving() -> tuple[CheckpointSaving, Any]:
     logger = SimpleNamespace(info=print, error=print)
     model = SimpleNamespace(parameters=lambda: iter([]))
     runner = SimpleNamespace(message_hub=hub, logger=logger, model=model)
-    return CheckpointSaving(hook, runner), hub
+    return CheckpointSaving(hook, runner, lambda: None), hub
 
 
 def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> None:

@@ -65,10 +65,11 @@ class OurArm(_Timed, AsyncCheckpointHook):
     def is_busy(self) -> bool:  # type: ignore[override]
         return self._saving is not None and self._saving.is_busy
 
-    def _before_change(self) -> None:
+    def _before_change(self) -> bool:
         start = time.perf_counter()
-        super()._before_change()
+        is_copying = super()._before_change()
         self.in_fence += time.perf_counter() - start
+        return is_copying
 
 
 class ThreadArm(OurArm):

@@ -114,7 +114,7 @@ class AsyncCheckpointHook(CheckpointHook):
                 f'{", ".join(others)} may change weights right after they are saved: checkpoints '
                 'are copied before the training goes on.'
             )
-        self._saving = CheckpointSaving(self, runner, overlaps=not others)
+        self._saving = CheckpointSaving(self, runner, self._fence.put_up, overlaps=not others)
         self._fence.watch(runner)
         if self.save_on_signal:
             self._stop.begin(runner)
@@ -162,9 +162,8 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is not None and runner.iter:
             self._save_on_stop(runner, runner.epoch, runner.iter)
 
-    def _before_change(self) -> None:
-        if self._saving is not None:
-            self._saving.fence()
+    def _before_change(self) -> bool:
+        return self._saving is not None and self._saving.fence()
 
     def _abandon(self) -> None:
         if self._saving is not None:

@@ -126,11 +126,16 @@ class CheckpointSaving:
     Args:
         hook: Whose files they are; its `file_backend` is replaced until `close`.
         runner: The training.
+        on_copying: Called when a save begins to copy the state: from now on, `fence` is to be
+            called before a change.
         overlaps: Whether parameters may be copied until the next fence. Defaults to True.
     """
 
-    def __init__(self, hook: Any, runner: Any, overlaps: bool = True) -> None:
+    def __init__(
+        self, hook: Any, runner: Any, on_copying: Callable[[], None], overlaps: bool = True
+    ) -> None:
         self._hook, self._runner, self._overlaps = hook, runner, overlaps
+        self._on_copying = on_copying
         hook.file_backend = self._files = DeferredRemovals(hook.file_backend)
         self._writer: DurableWriter | None = None
         if is_main_process():
@@ -151,11 +156,16 @@ class CheckpointSaving:
         """Whether a save has ended and is not reported yet."""
         return bool(self._running) and self._running[0].is_done
 
-    def fence(self) -> None:
-        """Return when the state may change."""
-        if self._writer is not None and self._writer.is_copying:
-            with charged_to('checkpoint: fence'):
-                self._writer.fence()
+    def fence(self) -> bool:
+        """Return when the state may change, and whether this must be called before the next change.
+
+        With a device that copies while the host goes on, it must.
+        """
+        if self._writer is None or not self._writer.is_copying:
+            return False
+        with charged_to('checkpoint: fence'):
+            self._writer.fence()
+        return self._writer.is_copying
 
     @contextmanager
     def together(self) -> Iterator[_Batch]:
@@ -247,6 +257,7 @@ class CheckpointSaving:
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
             batch.save = self._writer.save(batch.files, batch.marker, remove, late)
+            self._on_copying()
         except (OSError, MemoryError, RuntimeError) as error:
             batch.error = error  # no memory for the copy: as bad as no room on the disk
         batch.files = [(path, {}) for path, _ in batch.files]

@@ -15,23 +15,25 @@ SAVING = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')
 
 
 class SnapshotFence(Hook):
-    """Calls `fence` before anything may change parameters; the first of a runner's hooks.
+    """While it is up, calls `fence` before anything may change parameters; a runner's first hook.
 
     No stage of a hook lies between the backward pass and the optimizer's step, so each optimizer
-    gets a hook of torch's. That one is not called where an update is left out, as after an
-    overflow; the averages of `EMAHook` are updated all the same, at `after_train_iter`.
+    gets a hook of torch's, for so long. That one is not called where an update is left out, as
+    after an overflow; the averages of `EMAHook` are updated all the same, at `after_train_iter`.
 
     Args:
-        fence: Returns when the state may change.
+        fence: Returns when the state may change, and whether it must be asked again before the
+            next change.
         on_activity: Called when the training goes on from between two iterations.
     """
 
     priority = 'HIGHEST'
 
-    def __init__(self, fence: Callable[[], None], on_activity: Callable[[], None]) -> None:
+    def __init__(self, fence: Callable[[], bool], on_activity: Callable[[], None]) -> None:
         self._fence, self._on_activity = fence, on_activity
+        self._optimizers: list[Any] = []
         self._handles: list[Any] = []
-        self._is_early = False
+        self._is_early = self._is_up = False
 
     def join(self, runner: Any) -> bool:
         """Take the first place among the hooks; False where it has it already."""
@@ -41,7 +43,7 @@ class SnapshotFence(Hook):
         return True
 
     def watch(self, runner: Any) -> None:
-        """From now on, nobody changes parameters unseen."""
+        """From now on, nobody changes parameters unseen while it is up."""
         self.unwatch()
         early = [hook for hook in runner.hooks if may_change_weights(hook, 'before_train_iter')]
         self._is_early = bool(early)
@@ -50,24 +52,36 @@ class SnapshotFence(Hook):
                 f'{type(hook).__name__} may change weights before the forward pass: '
                 'checkpoints are copied before it is called.'
             )
-        for optimizer in optimizers_of(runner):
-            self._handles.append(
-                optimizer.register_step_pre_hook(lambda *args, **kwargs: self._fence())
-            )
+        self._optimizers = optimizers_of(runner)
 
     def unwatch(self) -> None:
+        self._take_down()
+        self._optimizers = []
+
+    def put_up(self) -> None:
+        """Until `fence` says that it need not be asked again."""
+        self._take_down()
+        self._is_up = True
+        self._handles = [one.register_step_pre_hook(self._before_step) for one in self._optimizers]
+
+    def _take_down(self) -> None:
+        self._is_up = False
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
+    def _before_step(self, *args: Any, **kwargs: Any) -> None:
+        self._fence()  # torch goes through its hooks: none can be taken away here
+
     def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
         self._on_activity()
-        if self._is_early:
+        if self._is_early and self._is_up:
             self._fence()
 
     def _pass(self, *args: Any, **kwargs: Any) -> None:
         self._on_activity()
-        self._fence()
+        if self._is_up and not self._fence():
+            self._take_down()
 
     after_train_iter = before_train_epoch = after_train_epoch = _pass
     before_val = after_val = before_val_epoch = before_test_epoch = after_train = _pass

@@ -71,7 +71,8 @@ class StopOnSignal:
     def go_on(self) -> None:
         """No longer between two iterations."""
         self._rest = None
-        self._end_again()
+        if self._ending is not None:
+            self._end_again()
 
     def after_iteration(self, runner: Any, batch: int) -> None:
         """The state is whole here, behind so many batches of the epoch and this one."""
