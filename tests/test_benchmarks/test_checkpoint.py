@@ -96,6 +96,27 @@ def test_arms_leave_the_same_files_and_the_same_content(arms: dict[str, Arm]) ->
             assert files(arms[name]) == [f'iter_{1000 * n}.pth' for n in (number - 1, number)]
 
 
+def test_arms_beside_each_other_save_the_same_training(tmp_path: Path) -> None:
+    built: dict[str, Arm] = {}
+    for name in ARMS:
+        built[name] = Arm(name, TINY, str(tmp_path), beside=next(iter(built.values()), None))
+    assert len({id(arm.runner) for arm in built.values()}) == 1
+    for number, name in enumerate(('no save', *SAVING), 1):
+        built[name].run(nothing)
+        for other in SAVING:
+            saved = [f'iter_{1000 * number}.pth'] if other == name else []
+            assert files(built[other]) == saved
+            if saved:
+                assert newest(built[other]) == 1000 * number
+                assert content(built[other], 1000 * number)['meta']['iter'] == 1000 * number
+        for path in tmp_path.rglob('*.pth'):
+            path.unlink()
+    built['ours'].run(nothing)
+    assert files(built['ours']) == ['iter_6000.pth']
+    for arm in built.values():
+        arm.close()
+
+
 def test_what_is_saved_changes_between_saves(arms: dict[str, Arm]) -> None:
     arm = arms['ours']
     arm.run(nothing)

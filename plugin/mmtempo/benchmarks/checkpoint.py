@@ -128,7 +128,8 @@ def measure_checkpoint(quick: bool) -> Report:
     report.notes.append(
         f'lost: sum over the iterations of (time - median of "no save" in the same round), from '
         f'the one that saves until the save is durable (stock: until its call has returned) and '
-        f'{AFTER} more; "no save" shows how far that is from 0 by itself. hook: within the '
+        f'{AFTER} more; "no save" shows how far that is from 0 by itself. All arms are one '
+        'training, with another checkpoint hook each. hook: within the '
         'checkpoint hook; fence: the optimizer waits for the copy; interference: the rest. '
         'Medians [quartiles] of the rounds; x stock: of the ratios round by round.'
     )
@@ -141,9 +142,9 @@ def _measure_time(report: Report, state: str, plan: Plan, folder: str) -> None:
         table.add_column(column, justify='left' if column in ('step', 'arm') else 'right')
     order = random.Random(0)
     with contextlib.ExitStack() as closing:
-        arms = {}
+        arms: dict[str, Arm] = {}
         for name in plan.arms:
-            arms[name] = Arm(name, STATES[state], folder)
+            arms[name] = Arm(name, STATES[state], folder, beside=next(iter(arms.values()), None))
             closing.callback(arms[name].close)
         size = arms['ours'].state_bytes
         probes = Probes(folder, size)

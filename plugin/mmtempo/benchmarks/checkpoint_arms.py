@@ -21,6 +21,7 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from ..core import durable_writer
 from ..core.writer_process import replace_durably, sync_folder, temporary_of
 from ..hooks import AsyncCheckpointHook
+from ..hooks.snapshot_fence import SnapshotFence
 from ..launch import resolve_config_path
 
 CONFIG = 'mmtempo::lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py'
@@ -221,6 +222,10 @@ class SteppedLoop(IterBasedTrainLoop):
         self.runner.call_hook('after_train')
 
 
+# Of an arm alone, when its training is shared.
+_OF_ARMS = (CheckpointHook, SnapshotFence)
+
+
 @dataclass
 class Round:
     """Seconds of the iterations from the one that saves on, and of the parts that are known."""
@@ -248,9 +253,11 @@ class Arm:
         name: One of `ARMS`.
         width: `embed_dims` of the Swin backbone; 96 is Swin-T.
         folder: Where it may write.
+        beside: An arm whose training this one shares: then they differ in their checkpoint hook
+            alone, and none is luckier with where its parameters lie. Defaults to None.
     """
 
-    def __init__(self, name: str, width: int, folder: str) -> None:
+    def __init__(self, name: str, width: int, folder: str, beside: Arm | None = None) -> None:
         kind = ARMS[name]
         self.hook: Any = None
         if kind is not None:
@@ -258,35 +265,15 @@ class Arm:
         if isinstance(self.hook, OurArm):
             self.hook.save_on_signal = False  # nobody wants to go on with this training
         self.work_dir = os.path.join(folder, f'{name}-{width}'.replace(' ', '_'))
-        cfg = Config.fromfile(resolve_config_path(CONFIG))
-        cfg.model.backbone.update(embed_dims=width, init_cfg=None)
-        torch.manual_seed(0)
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            network = MODELS.build(cfg.model)
-        self.runner = Runner(
-            FakeStep(network),
-            self.work_dir,
-            train_dataloader=torch.utils.data.DataLoader(
-                torch.utils.data.TensorDataset(torch.zeros(1))
-            ),
-            train_cfg=dict(type=SteppedLoop, max_iters=10**9),
-            optim_wrapper=cfg.optim_wrapper,
-            param_scheduler=cfg.param_scheduler,
-            default_hooks=dict(logger=None, checkpoint=self.hook),
-            default_scope=cfg.default_scope,
-            experiment_name=f'checkpoint-{next(_names)}',
-            randomness=dict(seed=0),
-            log_level='ERROR',
-            cfg=cfg,
-        )
-        # Lines of the log go to its file, as they do in a training, but not to the terminal.
-        for handler in self.runner.logger.handlers:
-            if hasattr(handler, 'baseFilename'):
-                handler.setLevel('INFO')
-        self.runner.logger.setLevel('INFO')
-        self.runner.train()
+        self.runner: Runner = _begun(width, self.work_dir) if beside is None else beside.runner
         self.loop: SteppedLoop = self.runner.train_loop
-        self._fill_optimizer()
+        # The checkpoint hook is the last one.
+        others = [hook for hook in self.runner.hooks if not isinstance(hook, _OF_ARMS)]
+        self._hooks = others if self.hook is None else [*others, self.hook]
+        self._enter()
+        if self.hook is not None:
+            for stage in ('before_run', 'before_train', 'before_train_epoch'):
+                getattr(self.hook, stage)(self.runner)
 
     @property
     def state_bytes(self) -> int:
@@ -298,6 +285,7 @@ class Arm:
 
     def run(self, work: Callable[[], None]) -> Round:
         """Iterations around one save: until it is durable, and `AFTER` more."""
+        self._enter()
         self.runner.model.work = work
         self.loop.approach_save()
         for _ in range(LEAD):
@@ -316,14 +304,55 @@ class Arm:
         return Round(seconds, self.hook.in_hook, self.hook.in_fence)
 
     def close(self) -> None:
+        self._enter()
         self.loop.end()
 
-    def _fill_optimizer(self) -> None:
-        optimizer = self.runner.optim_wrapper.optimizer
-        for parameter in self.runner.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad()
-        for state in optimizer.state.values():
-            state['exp_avg'].normal_()
-            state['exp_avg_sq'].uniform_()
+    def _enter(self) -> None:
+        """From now on it is this arm's training."""
+        self.runner._hooks, self.runner._work_dir = self._hooks, self.work_dir
+        os.makedirs(self.work_dir, exist_ok=True)
+
+
+def _begun(width: int, folder: str) -> Runner:
+    """A training that saves nothing, before its first iteration."""
+    cfg = Config.fromfile(resolve_config_path(CONFIG))
+    cfg.model.backbone.update(embed_dims=width, init_cfg=None)
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        network = MODELS.build(cfg.model)
+    runner = Runner(
+        FakeStep(network),
+        folder,
+        train_dataloader=torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(torch.zeros(1))
+        ),
+        train_cfg=dict(type=SteppedLoop, max_iters=10**9),
+        optim_wrapper=cfg.optim_wrapper,
+        param_scheduler=cfg.param_scheduler,
+        default_hooks=dict(logger=None, checkpoint=None),
+        default_scope=cfg.default_scope,
+        experiment_name=f'checkpoint-{next(_names)}',
+        randomness=dict(seed=0),
+        log_level='ERROR',
+        cfg=cfg,
+    )
+    # Lines of the log go to its file, as they do in a training, but not to the terminal.
+    for handler in runner.logger.handlers:
+        if hasattr(handler, 'baseFilename'):
+            handler.setLevel('INFO')
+    runner.logger.setLevel('INFO')
+    runner.train()
+    _fill(runner)
+    return runner
+
+
+def _fill(runner: Runner) -> None:
+    """Give the optimizer its state."""
+    optimizer = runner.optim_wrapper.optimizer
+    for parameter in runner.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for state in optimizer.state.values():
+        state['exp_avg'].normal_()
+        state['exp_avg_sq'].uniform_()
