@@ -9,6 +9,8 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from .timeline import Timeline
+
 OUTSIDE = 'unexplained'
 TO_DEVICE, FORWARD, BACKWARD, STEP = 'to_device', 'forward', 'backward', 'step'
 # Of models that are never called as a whole, as those of several networks in turn.
@@ -48,21 +50,24 @@ class StepWatch:
       charged to 'backward', and what a later one takes to 'step'.
 
     Args:
-        marker: Gives what to call where a part of that name ends; asked for when one first does.
+        timeline: What is marked where a part ends.
+        then: Called with the part's name as well. Defaults to None.
 
     Attributes:
         watching: Whether it is between `begin` and `end`.
         steps: How many steps of optimizers have ended, ever.
-        marks: By part what marks its end. This and the rest are for the hooks.
+        phases: By part its phase; with `log`, `clock` and `then` what a mark needs. This and the
+            rest are for the hooks.
         inside: Which parts are going on, the innermost last.
         before: What ends where the model, or an optimizer, is called next.
         rest: What ends with the step.
     """
 
-    def __init__(self, marker: Callable[[str], Callable[[], None]]) -> None:
+    def __init__(self, timeline: Timeline, then: Callable[[str], None] | None = None) -> None:
         self.watching = False
         self.steps = 0
-        self.marks = _Marks(marker)
+        self.phases = _Phases(timeline)
+        self.log, self.clock, self.then = timeline.log, timeline.clock, then
         self.inside: list[str] = []
         self.before, self.rest = UNCALLED, BOTH
         self._handles: list[Any] = []
@@ -90,7 +95,7 @@ class StepWatch:
             ]
         return True
 
-    def begin(self) -> None:
+    def begin(self, *args: Any, **kwargs: Any) -> None:
         """A step begins; does nothing where hooks are not installed."""
         self.watching = bool(self._handles)
         self.inside.clear()
@@ -101,7 +106,9 @@ class StepWatch:
         if self.watching:
             self.watching = False
             self.inside.clear()
-            self.marks[self.rest]()
+            self.log += (self.phases[self.rest], self.clock())
+            if self.then is not None:
+                self.then(self.rest)
 
     def close(self) -> None:
         """Take all hooks away again."""
@@ -117,22 +124,22 @@ class StepWatch:
         ]
 
 
-class _Marks(dict):
-    """By part what marks its end, made when that comes for the first time."""
+class _Phases(dict):
+    """By part its phase, which is there from when that first ends."""
 
-    def __init__(self, marker: Callable[[str], Callable[[], None]]) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         super().__init__()
-        self._marker = marker
+        self._timeline = timeline
 
-    def __missing__(self, part: str) -> Callable[[], None]:
-        mark = self[part] = self._marker(part)
-        return mark
+    def __missing__(self, part: str) -> int:
+        phase = self[part] = self._timeline.phase(part)
+        return phase
 
 
 class _Call:
     """A hook of a module or an optimizer, of which a copy, or what a file has of it, is none.
 
-    Each is called once an iteration at least, so it does all itself.
+    Each is called once an iteration at least, so it does all itself, marks included.
     """
 
     def __init__(self, watch: StepWatch, part: str) -> None:
@@ -151,11 +158,14 @@ class _Enter(_Call):
         watch, part = self._watch, self._part
         if not watch.watching:
             return
-        if not watch.inside:
-            watch.marks[watch.before[part]]()
-        elif watch.inside[-1] != part:
-            watch.marks[watch.inside[-1]]()
-        watch.inside.append(part)
+        inside = watch.inside
+        ended = inside[-1] if inside else watch.before[part]
+        inside.append(part)
+        if ended == part:
+            return  # one within another
+        watch.log += (watch.phases[ended], watch.clock())
+        if watch.then is not None:
+            watch.then(ended)
 
 
 class _Leave(_Call):
@@ -163,12 +173,15 @@ class _Leave(_Call):
         if is_dynamo_compiling():
             return
         watch, part = self._watch, self._part
-        if not watch.inside:
+        inside = watch.inside
+        if not inside:
             return
-        watch.inside.pop()
-        if watch.inside and watch.inside[-1] == part:
+        inside.pop()
+        if inside and inside[-1] == part:
             return
-        watch.marks[part]()
+        watch.log += (watch.phases[part], watch.clock())
+        if watch.then is not None:
+            watch.then(part)
         if part == FORWARD:
             watch.before, watch.rest = CALLED, BACKWARD
             return

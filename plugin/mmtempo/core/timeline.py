@@ -67,6 +67,13 @@ class Timeline:
         facts: How many numbers are counted for each iteration. Defaults to 0.
         capacity: How many iterations are kept. Defaults to 1024.
         clock: Gives nanoseconds; `time.perf_counter_ns` if none is given.
+
+    Attributes:
+        names: Of the phases, by their number.
+        ended: How many iterations have ended, ever.
+        log: Of the open iteration, in pairs: a phase and when it ended, or, with the phase's
+            complement, how much of what is marked next belongs to that one. It is always the same
+            list, so `log += (phase, clock())` is a mark, for who has no time for a call.
     """
 
     def __init__(
@@ -77,11 +84,9 @@ class Timeline:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.names: list[str] = [first]
-        self.ended = 0  # iterations, ever
-        self._clock = clock
-        # Of the open iteration, in pairs: a phase and when it ended, or, with the phase's
-        # complement, how much of what is marked next belongs to that one. Always the same list.
-        self._log: list[int] = []
+        self.ended = 0
+        self.clock = clock
+        self.log: list[int] = []
         self._no_facts = (0.0,) * facts
         self._ended: deque[_Ended] = deque(maxlen=capacity)
         self.began = self._start = clock()
@@ -99,15 +104,14 @@ class Timeline:
 
     def mark(self, phase: int) -> None:
         """All since the last mark was this phase, but for what was carved out of it."""
-        self._log.append(phase)
-        self._log.append(self._clock())
+        self.log += (phase, self.clock())
 
     def begin(self) -> float:
         """An iteration begins: all up to now was its first phase; returns seconds of that."""
-        now = self._clock()
-        self._log += (FIRST, now)
+        now = self.clock()
+        self.log += (FIRST, now)
         # More than this mark is there only where something was carved out of the phase.
-        return (now - self._start) * NANO if len(self._log) == 2 else self.spent(FIRST)
+        return (now - self._start) * NANO if len(self.log) == 2 else self.spent(FIRST)
 
     def marker(self, name: str, then: Callable[[], None] | None = None) -> Callable[..., None]:
         """What marks that phase, whatever it is called with; it costs less than `mark`.
@@ -116,7 +120,7 @@ class Timeline:
             name: Of the phase.
             then: Called after the mark. Defaults to None.
         """
-        phase, append, clock = self.phase(name), self._log.append, self._clock
+        phase, extend, clock = self.phase(name), self.log.extend, self.clock
 
         # The names are those that a runner calls its hooks with: others would cost a dict.
         def marking(
@@ -126,8 +130,7 @@ class Timeline:
             outputs: Any = None,
             **others: Any,
         ) -> None:
-            append(phase)
-            append(clock())
+            extend((phase, clock()))
             if then is not None:
                 then()
 
@@ -135,20 +138,20 @@ class Timeline:
 
     def carve(self, name: str, nanoseconds: int) -> None:
         """So much of the time that is marked next belongs to another phase."""
-        self._log += (~self.phase(name), nanoseconds)
+        self.log += (~self.phase(name), nanoseconds)
 
     def carved(self) -> int:
         """Nanoseconds that are carved out of what is marked next, so far."""
         total = 0
-        for place in range(len(self._log) - 2, -1, -2):
-            if self._log[place] >= 0:
+        for place in range(len(self.log) - 2, -1, -2):
+            if self.log[place] >= 0:
                 break
-            total += self._log[place + 1]
+            total += self.log[place + 1]
         return total
 
     def spent(self, phase: int) -> float:
         """Seconds of the open iteration in a phase, so far."""
-        log, last, carved, total = self._log, self._start, 0, 0
+        log, last, carved, total = self.log, self._start, 0, 0
         for place in range(0, len(log), 2):
             of, value = log[place], log[place + 1]
             if of < 0:
@@ -169,7 +172,7 @@ class Timeline:
             facts: What was counted for it. Defaults to ().
             note: Kept with it. Defaults to None.
         """
-        log, start = self._log, self._start
+        log, start = self.log, self._start
         end = len(log)
         while end and log[end - 2] < 0:  # carved out of what has not been marked yet
             end -= 2
@@ -182,8 +185,8 @@ class Timeline:
 
     def start(self) -> None:
         """Begin anew: what was before belongs to no iteration."""
-        self._log.clear()
-        self._start = self._clock()
+        self.log.clear()
+        self._start = self.clock()
 
     def last(self, count: int) -> Block:
         """The iterations that have ended last, as many as are kept."""
@@ -238,9 +241,9 @@ def charged_to(name: str) -> Iterator[None]:
     if timeline is None:
         yield
         return
-    start, before = timeline._clock(), timeline.carved()
+    start, before = timeline.clock(), timeline.carved()
     try:
         yield
     finally:
         inner = timeline.carved() - before
-        timeline.carve(name, timeline._clock() - start - inner)
+        timeline.carve(name, timeline.clock() - start - inner)

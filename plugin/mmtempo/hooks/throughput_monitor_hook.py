@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from mmengine.hooks import IterTimerHook, LoggerHook
@@ -60,6 +59,8 @@ class ThroughputMonitorHook(IterTimerHook):
 
     # As IterTimerHook: what it has measured has to be there when the logger looks.
     priority = 'NORMAL'
+    # For `HookMarks`, which mark when the batch has come.
+    idle_stages = ('before_train_iter',)
 
     def __init__(
         self,
@@ -75,7 +76,6 @@ class ThroughputMonitorHook(IterTimerHook):
         self._is_complete = False
         self._loggers: list[LoggerHook] = []
         self._scalars: SparseScalars | None = None
-        self.mark_end: Callable[[], None] = lambda: None  # while it is monitored, of `HookMarks`
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
@@ -136,7 +136,6 @@ class ThroughputMonitorHook(IterTimerHook):
         interval = self.options.interval
         is_due = has_line if interval is None else self.every_n_train_iters(runner, interval)
         self._monitor.after_iteration(runner, is_due, joins)
-        self.mark_end()
 
     def _set_eta(self, runner: Any) -> None:
         done = runner.iter + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import sys
 import time
@@ -105,23 +104,26 @@ class TrainingMonitor:
         device = next(runner.model.parameters(), torch.empty(0)).device
         self._counters = IterationCounters()
         self.timeline = Timeline('data', len(FACTS), clock=self.clock)
+        self._device_clock = DeviceClock.of(device)
+        self._step = StepWatch(
+            self.timeline, None if self._device_clock is None else self._device_clock.mark
+        )
+        self._profile = StageWindow.of(options.stage_profile, runner.model, device, runner.iter)
+        is_watched_further = self._device_clock is not None or self._profile is not None
         self._marks = HookMarks(
             self.timeline,
             opening=dict(before_train_iter=self._open, after_train_iter=self._end_step),
             closing=dict(
-                before_train_iter=self._begin_step,
+                before_train_iter=self._begin_step if is_watched_further else self._step.begin,
                 after_train_iter=self._settle,
                 after_val=self._settle,
             ),
         )
-        self._step = StepWatch(self._marker)
-        self._device_clock = DeviceClock.of(device)
         self._watch: MachineWatch | None = None
         if options.watch_interval:
             self._watch = MachineWatch(options.watch_interval, readings=MachineReadings(device))
         self._ranks, self._writes = RankSpread(), get_rank() == 0
         self._logger = runner.logger
-        self._profile = StageWindow.of(options.stage_profile, runner.model, device, runner.iter)
         self.report = RunReport(
             setting_of(runner),
             TempoMeter(
@@ -217,8 +219,6 @@ class TrainingMonitor:
         self._note = dict(shape=shape)
         if number < self._first + WARM_UP:
             self._note['is_first'] = True
-            if number == self._first:
-                self._marks.join_again(runner)
         if shape not in self._shapes:
             self._learn(shape)
         if not self._note_delivery() and data_batch is not None and self.data_seconds > LATE:
@@ -252,18 +252,14 @@ class TrainingMonitor:
         if self._profile is not None and self._number is not None:
             self._profile.begin(self._number)
 
-    def _marker(self, part: str) -> Callable[[], None]:
-        """What marks the end of a part of the step, also for the device."""
-        if self._device_clock is None:
-            return self.timeline.marker(part)
-        return self.timeline.marker(part, functools.partial(self._device_clock.mark, part))
-
     def _end_step(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         """The training step is over, and the first hook behind it not yet called."""
         if self._knows_updates:
             self._step.end()
         else:
-            self._marker('train_step')()
+            self.timeline.mark(self.timeline.phase('train_step'))
+            if self._device_clock is not None:
+                self._device_clock.mark('train_step')
         if self._number is None:  # a loop of somebody's own, without the hooks before
             self.timeline.start()
             return
