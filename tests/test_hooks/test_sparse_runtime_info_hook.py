@@ -221,6 +221,30 @@ def test_nothing_outlives_the_runner(tmp_path: Path) -> None:
     assert alive() is None
 
 
+def test_a_hub_whose_runner_has_gone_is_filled_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a training has failed, and somebody trains something else in the same notebook."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SparseRuntimeInfoHook, 'after_train_iter', fail)
+    runner = Runner.from_cfg(config(tmp_path, SPARSE))
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    hub, gone = runner.message_hub, weakref.ref(runner)
+    scalars = SparseScalars.of(hub)
+    assert scalars is not None
+    del runner
+    sys.last_value = None  # type: ignore[assignment]
+    gc.collect()
+    assert gone() is None
+    scalars.note('train/of_another', 0.5)
+    scalars.fetch()
+    assert hub.get_scalar('train/of_another').current() == 0.5
+
+
 @pytest.mark.parametrize('key', ['loss', 'time'])
 def test_a_key_that_is_taken_away_comes_back(key: str, tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30})

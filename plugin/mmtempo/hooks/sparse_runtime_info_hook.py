@@ -165,6 +165,8 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
 
     def _length(self, runner: Any, key: str) -> int:
         """How many values the log processor may ask for."""
+        if runner is None:  # it has gone, and its hub is filled by whoever trains next
+            return self.history_length
         processor = runner.log_processor
         lengths = [self.history_length, processor.window_size]
         source = key.partition('/')[2]
