@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -155,17 +157,22 @@ def test_a_hook_that_comes_later_is_called() -> None:
     runner.call_hook('after_train_iter', batch_idx=0)
     runner._hooks = [Talking()]
     runner.call_hook('after_train_iter', batch_idx=0)
-    assert called == ['quick before', 'slow', 'quick after', 'talking']
-
-
-def test_a_stage_that_a_hook_leaves_to_the_marks() -> None:
-    hook: Any = Quick()
-    hook.idle_stages = ('before_train_iter',)
-    runner = bare_runner(hook)
-    watched(runner)
-    runner.call_hook('before_train_iter')
+    runner._hooks[0] = Quick()
     runner.call_hook('after_train_iter', batch_idx=0)
-    assert called == ['quick after']
+    assert called == ['quick before', 'slow', 'quick after', 'talking', 'quick after']
+
+
+def test_what_is_no_hook_is_called_where_it_can_be() -> None:
+    class Duck:
+        def after_train_iter(self, runner: Any, batch_idx: int) -> None:
+            called.append('duck')
+
+    duck: Any = Duck()
+    runner = bare_runner(duck)
+    watched(runner)
+    runner.call_hook('before_train_iter', batch_idx=0)
+    runner.call_hook('after_train_iter', batch_idx=0)
+    assert called == ['duck']
 
 
 def test_a_method_of_the_instance_is_called() -> None:
@@ -214,19 +221,45 @@ def test_a_runner_that_calls_in_its_own_way() -> None:
     assert spent(timeline) == {'hooks': 2}
 
 
+def test_a_runner_that_somebody_else_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = bare_runner(Quick())
+    theirs = runner.call_hook
+
+    def traced(name: str, **kwargs: Any) -> None:
+        called.append(f'traced {name}')
+        theirs(name, **kwargs)
+
+    runner.call_hook = traced
+    marks, timeline = watched(runner)
+    runner.call_hook('before_train_iter')
+    runner.call_hook('before_run')
+    assert called == ['traced before_train_iter', 'quick before', 'traced before_run']
+    assert spent(timeline) == {'hooks': 2}
+    marks.leave(runner)
+    assert runner.call_hook is traced
+
+
+def test_whoever_marks_outlives_the_runner() -> None:
+    """Also where a hook knows it, as some do in the midst of a training."""
+    hook: Any = Quick()
+    runner = hook.runner = bare_runner(hook)
+    marks, _ = watched(runner)
+    runner.call_hook('before_train_iter')
+    gone = weakref.ref(runner)
+    del runner, hook
+    gc.collect()
+    assert gone() is None
+    assert 'hook:Quick' in marks.categories
+
+
 def test_the_runner_gets_its_way_back() -> None:
     runner = bare_runner(Quick())
     marks, timeline = watched(runner)
+    marks.join(runner)
     marks.leave(runner)
     runner.call_hook('before_train_iter')
     assert 'call_hook' not in vars(runner)
     assert called == ['quick before']
     assert not timeline.last(1)
     marks.leave(runner)  # in vain
-
-    def of_somebody(name: str) -> None:
-        called.append(name)
-
-    runner.call_hook = of_somebody
-    marks.leave(runner)
-    assert runner.call_hook is of_somebody
+    assert 'call_hook' not in vars(runner)

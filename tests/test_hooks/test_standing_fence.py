@@ -32,6 +32,7 @@ class Watched:
         self.fence = SnapshotFence(self._ask, self._go_on)
         self.runner: Any = SimpleNamespace(
             hooks=list(hooks),
+            model=torch.nn.Linear(1, 1),
             optim_wrapper=OptimWrapper(optimizer=self.optimizer),
             logger=SimpleNamespace(info=lambda text: None),
         )
@@ -100,6 +101,21 @@ def test_in_the_midst_of_a_step_it_is_not_taken_away() -> None:
     watched.optimizer.step()
     assert others == ['another']
     assert watched.hooks_of_optimizer == 2
+
+
+def test_in_a_step_that_is_compiled_its_hooks_stay() -> None:
+    """Or each save would have it compiled anew."""
+    watched = Watched()
+    watched.runner.model.train_step = lambda: None  # as mmengine's `compile` leaves it
+    watched.fence.watch(watched.runner)
+    kept = list(watched.optimizer._optimizer_step_pre_hooks)
+    assert len(kept) == 1
+    assert watched.iterate() == 0
+    watched.fence.put_up()
+    assert [watched.iterate() for _ in range(2)] == [2, 0]
+    assert list(watched.optimizer._optimizer_step_pre_hooks) == kept
+    watched.fence.unwatch()
+    assert watched.hooks_of_optimizer == 0
 
 
 def test_it_goes_with_the_training() -> None:

@@ -23,6 +23,7 @@ from mmengine.visualization import Visualizer
 from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
 from mmtempo.core.nonfinite import NonFiniteError
+from mmtempo.core.step_watch import StepWatch
 from mmtempo.hooks import ThroughputMonitorHook, training_monitor
 from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
@@ -341,6 +342,39 @@ def test_a_run_that_nobody_watches_any_more(
     gc.collect()
     assert gone() is None, 'the monitor keeps the runner'
     assert summary_of(tmp_path)['status'] == 'interrupted'
+
+
+def test_a_failed_training_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the hooks of our configs, of which one knows the runner until the training ends."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Works, 'at', {33: fail})
+    cfg = monitored(tmp_path, SPARSE)
+    cfg.default_hooks.checkpoint.type = 'AsyncCheckpointHook'
+    runner = Runner.from_cfg(cfg)
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    gone = weakref.ref(runner)
+    del runner
+    sys.last_value = None  # type: ignore[assignment]
+    gc.collect()
+    assert gone() is None, 'the monitor keeps the runner'
+    assert summary_of(tmp_path)['status'] == 'interrupted'
+
+
+def test_what_cannot_be_watched_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError('of a wrapper of mine')
+
+    monkeypatch.setattr(StepWatch, 'install', fail)
+    runner = Runner.from_cfg(monitored(tmp_path, SPARSE))
+    runner.train()
+    assert 'call_hook' not in vars(runner)
+    text = next(tmp_path.rglob('*.log')).read_text()
+    assert 'cannot watch this training (ZeroDivisionError: of a wrapper of mine)' in text
+    assert ' data_time: ' in text
 
 
 def test_a_training_begun_again_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

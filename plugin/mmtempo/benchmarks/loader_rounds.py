@@ -113,10 +113,15 @@ def check_same_pixels(root: str, suffix: str, samples: int) -> None:
             np.random.seed(index)
             found[name] = dataset[index]
         for name, sample in found.items():
-            for part in (lambda s: s['inputs'], lambda s: s['data_samples'].gt_sem_seg.data):
-                levels = (part(sample).int() - part(found['stock']).int()).abs()
-                if levels.max() > (MOST_LEVELS if name == 'rounded' else 0):
-                    raise RuntimeError(f'{suffix} {index}: {name} is not what stock gives')
+            images = sample['inputs'], found['stock']['inputs']
+            labels = [one['data_samples'].gt_sem_seg.data.int() for one in (sample, found['stock'])]
+            if (
+                images[0].shape != images[1].shape
+                or (images[0].int() - images[1].int()).abs().max()
+                > (MOST_LEVELS if name == 'rounded' else 0)
+                or not torch.equal(*labels)
+            ):
+                raise RuntimeError(f'{suffix} {index}: {name} is not what stock gives')
 
 
 @contextlib.contextmanager

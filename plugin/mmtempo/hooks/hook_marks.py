@@ -33,15 +33,13 @@ class _Stage(NamedTuple):
     """What is called at a stage, as long as the runner's hooks are these.
 
     Attributes:
-        hooks: All of the runner; the list itself.
-        length: How many they were.
+        hooks: All of the runner.
         calls: Those that do something at this stage, and the phase of each one's time.
         opening: What is called before.
         closing: What is called behind.
     """
 
     hooks: list[Hook]
-    length: int
     calls: list[tuple[Hook, int | None]]
     opening: Callable[..., None]
     closing: Callable[..., None] | None
@@ -55,10 +53,9 @@ class HookMarks:
         opening, hook, mark, hook, mark, ..., hook, mark, closing
 
     The runner gets a `call_hook` of its own until `leave`; its class and its hooks stay what they
-    are. Hooks that do nothing at a stage are left out, which is cheaper than to call them: with
-    it, marks cost an iteration less than hooks of their own would, which they once were. Where a
-    runner's class has a `call_hook` of its own, that is called, with one mark behind all. What a
-    hook names in `idle_stages` it does not do while somebody marks.
+    are. Hooks that do nothing at a stage are left out, which costs less than to call them. One
+    that is registered while a stage is gone through is called from the next one on. Where a
+    runner has a `call_hook` of its own already, that is called, with one mark behind all.
 
     Args:
         timeline: What they mark.
@@ -76,46 +73,22 @@ class HookMarks:
         self._opening = {stage: timeline.marker(name) for stage, name in BEFORE.items()}
         self._opening.update(opening or {})
         self.categories = {ALL: 'hook'}  # of phases
-        self._stages: dict[str, _Stage] = {}
-        self._runner: Callable[[], Any] = lambda: None
-        self._is_own_way = False
 
     def join(self, runner: Any) -> None:
         """Take its place; also while the runner goes through its hooks."""
-        self._runner, self._stages = weakref.ref(runner), {}
-        self._is_own_way = not type(runner).call_hook.__module__.startswith('mmengine.')
-        runner.call_hook = self.call_hook
+        self.leave(runner)
+        # Known to the runner alone: it knows the hooks, which may know the runner, and whoever
+        # marks is to outlive it.
+        caller = _Caller(runner, self._timeline, self._stage)
+        runner.call_hook = caller.call_hook
 
     @staticmethod
     def leave(runner: Any) -> None:
         """Give it back."""
-        if isinstance(getattr(runner.call_hook, '__self__', None), HookMarks):
+        caller = getattr(runner.call_hook, '__self__', None)
+        if isinstance(caller, _Caller):
             del runner.call_hook
-
-    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """As `Runner.call_hook`."""
-        runner = self._runner()
-        if fn_name not in BEFORE:
-            type(runner).call_hook(runner, fn_name, **kwargs)
-            return
-        hooks, stage = runner._hooks, self._stages.get(fn_name)
-        if stage is None or stage.hooks is not hooks or stage.length != len(hooks):
-            stage = self._stages[fn_name] = self._stage(fn_name, hooks)
-        stage.opening(runner, **kwargs)
-        log, clock = self._timeline.log, self._timeline.clock
-        if self._is_own_way:
-            type(runner).call_hook(runner, fn_name, **kwargs)
-            log += (self._timeline.phase(ALL), clock())
-        else:
-            for hook, phase in stage.calls:
-                try:
-                    getattr(hook, fn_name)(runner, **kwargs)
-                except TypeError as error:
-                    raise TypeError(f'{error} in {hook}') from None
-                if phase is not None:
-                    log += (phase, clock())
-        if stage.closing is not None:
-            stage.closing(runner, **kwargs)
+            vars(runner).update(caller.before)
 
     def _stage(self, name: str, hooks: list[Hook]) -> _Stage:
         calls: list[tuple[Hook, int | None]] = []
@@ -130,13 +103,63 @@ class HookMarks:
                     of_hook = f'{of_hook} {seen.count(of_hook)}'
                 self.categories[of_hook] = category_of(hook)
                 phase = self._timeline.phase(of_hook)
-            if name in stages and name not in getattr(hook, 'idle_stages', ()):
+            if name in stages:
                 calls.append((hook, phase))
-        return _Stage(hooks, len(hooks), calls, self._opening[name], self._closing.get(name))
+        return _Stage(list(hooks), calls, self._opening[name], self._closing.get(name))
 
 
-def _stages_of(hook: Hook) -> set[str]:
+class _Caller:
+    """What a runner calls its hooks with.
+
+    Attributes:
+        before: What the runner itself had instead, by name.
+    """
+
+    def __init__(
+        self, runner: Any, timeline: Timeline, stage: Callable[[str, list[Hook]], _Stage]
+    ) -> None:
+        self._runner = weakref.ref(runner)
+        self._timeline, self._make = timeline, stage
+        self._stages: dict[str, _Stage] = {}
+        self.before = {key: value for key, value in vars(runner).items() if key == 'call_hook'}
+        self._theirs, self._is_own_way = runner.call_hook, _calls_in_its_own_way(runner)
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """As `Runner.call_hook`."""
+        runner = self._runner()
+        if fn_name not in BEFORE:
+            self._theirs(fn_name, **kwargs)
+            return
+        stage = self._stages.get(fn_name)
+        if stage is None or stage.hooks != runner._hooks:
+            stage = self._stages[fn_name] = self._make(fn_name, runner._hooks)
+        stage.opening(runner, **kwargs)
+        log, clock = self._timeline.log, self._timeline.clock
+        if self._is_own_way:
+            self._theirs(fn_name, **kwargs)
+            log += (self._timeline.phase(ALL), clock())
+        else:
+            for hook, phase in stage.calls:
+                try:
+                    getattr(hook, fn_name)(runner, **kwargs)
+                except TypeError as error:
+                    raise TypeError(f'{error} in {hook}') from None
+                if phase is not None:
+                    log += (phase, clock())
+        if stage.closing is not None:
+            stage.closing(runner, **kwargs)
+
+
+def _calls_in_its_own_way(runner: Any) -> bool:
+    of_class = type(runner).call_hook
+    is_stock = of_class.__module__.startswith('mmengine.') and not hasattr(of_class, '__wrapped__')
+    return 'call_hook' in vars(runner) or not is_stock
+
+
+def _stages_of(hook: Any) -> set[str]:
     """Those at which it does something."""
+    if not isinstance(hook, Hook):
+        return {stage for stage in BEFORE if hasattr(hook, stage)}
     return {*hook.get_triggered_stages(), *vars(hook)} & set(BEFORE)
 
 

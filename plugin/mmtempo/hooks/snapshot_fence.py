@@ -7,6 +7,7 @@ from typing import Any
 
 from mmengine.hooks import EMAHook, Hook, ParamSchedulerHook
 
+from ..core.step_watch import layers_of
 from .checkpoint_content import optimizers_of
 
 # Their hooks change no weights, but for the averages of `EMAHook`; schedules change the optimizer.
@@ -33,7 +34,7 @@ class SnapshotFence(Hook):
         self._fence, self._on_activity = fence, on_activity
         self._optimizers: list[Any] = []
         self._handles: list[Any] = []
-        self._is_early = self._is_up = False
+        self._is_early = self._is_up = self._is_traced = False
 
     def join(self, runner: Any) -> bool:
         """Take the first place among the hooks; False where it has it already."""
@@ -53,25 +54,38 @@ class SnapshotFence(Hook):
                 'checkpoints are copied before it is called.'
             )
         self._optimizers = optimizers_of(runner)
+        # In a step that is compiled hooks are a part of the graph: others would compile it anew.
+        self._is_traced = any('train_step' in vars(layer) for layer in layers_of(runner.model))
+        if self._is_traced:
+            self._hang()
 
     def unwatch(self) -> None:
-        self._take_down()
+        self._is_up = self._is_traced = False
+        self._unhang()
         self._optimizers = []
 
     def put_up(self) -> None:
         """Until `fence` says that it need not be asked again."""
-        self._take_down()
         self._is_up = True
-        self._handles = [one.register_step_pre_hook(self._before_step) for one in self._optimizers]
+        if not self._handles:
+            self._hang()
 
     def _take_down(self) -> None:
         self._is_up = False
+        if not self._is_traced:
+            self._unhang()
+
+    def _hang(self) -> None:
+        self._handles = [one.register_step_pre_hook(self._before_step) for one in self._optimizers]
+
+    def _unhang(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _before_step(self, *args: Any, **kwargs: Any) -> None:
-        self._fence()  # torch goes through its hooks: none can be taken away here
+        if self._is_up:
+            self._fence()  # torch goes through its hooks: none can be taken away here
 
     def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
         self._on_activity()

@@ -76,9 +76,10 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
-        hub, of_run = runner.message_hub, weakref.ref(runner)  # the hub outlives the runner
+        # The hub outlives runner and hooks, which know each other.
+        hub, of_run, least = runner.message_hub, weakref.ref(runner), self.history_length
         self._watch = NonFiniteWatch(self.on_nonfinite, runner.logger.warning, lambda: _advice(hub))
-        self._scalars = SparseScalars(hub, self._watch, lambda key: self._length(of_run(), key))
+        self._scalars = SparseScalars(hub, self._watch, lambda key: _length(of_run(), least, key))
         self._looked_at = -1
         self._scalars.bound()
         for key, totals in (hub.pop_info(TOTALS) or {}).items():
@@ -163,30 +164,12 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
             self._savers = [hook for hook in hooks if isinstance(hook, CheckpointHook)]
         return self._savers
 
-    def _length(self, runner: Any, key: str) -> int:
-        """How many values the log processor may ask for."""
-        if runner is None:  # it has gone, and its hub is filled by whoever trains next
-            return self.history_length
-        processor = runner.log_processor
-        lengths = [self.history_length, processor.window_size]
-        source = key.partition('/')[2]
-        windows = [
-            cfg.get('window_size') for cfg in processor.custom_cfg if cfg['data_src'] == source
-        ]
-        lengths += [window for window in windows if isinstance(window, int)]
-        if key.startswith('val/') and runner.val_loop is not None:
-            # Means over an evaluation ask for one more than it has.
-            lengths.append(len(runner.val_dataloader) + 1)
-        elif 'epoch' in windows:
-            lengths.append(len(runner.train_dataloader))
-        return max(lengths)
-
     def _say_global_windows(self, runner: Any) -> None:
         for cfg in runner.log_processor.custom_cfg:
             if cfg.get('window_size') != 'global':
                 continue
             method, name = cfg.get('method_name'), cfg.get('log_name', cfg['data_src'])
-            kept = self._length(runner, f'train/{cfg["data_src"]}')
+            kept = _length(runner, self.history_length, f'train/{cfg["data_src"]}')
             if method in RUNNING:
                 runner.logger.info(
                     f"log_processor: '{name}' over window_size='global' is kept as a running "
@@ -198,6 +181,23 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
                     f"only the last {kept} values are kept. Use method_name='mean', which runs "
                     'over the whole training, or a number as window_size.'
                 )
+
+
+def _length(runner: Any, least: int, key: str) -> int:
+    """How many values the log processor may ask for."""
+    if runner is None:  # it has gone, and its hub is filled by whoever trains next
+        return least
+    processor = runner.log_processor
+    lengths = [least, processor.window_size]
+    source = key.partition('/')[2]
+    windows = [cfg.get('window_size') for cfg in processor.custom_cfg if cfg['data_src'] == source]
+    lengths += [window for window in windows if isinstance(window, int)]
+    if key.startswith('val/') and runner.val_loop is not None:
+        # Means over an evaluation ask for one more than it has.
+        lengths.append(len(runner.val_dataloader) + 1)
+    elif 'epoch' in windows:
+        lengths.append(len(runner.train_dataloader))
+    return max(lengths)
 
 
 def _advice(hub: Any) -> str:

@@ -6,6 +6,7 @@ import inspect
 import signal
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -167,19 +168,26 @@ class StopOnSignal:
             _end(number)
 
 
+class _Unraised:
+    """In the place of `sys.unraisablehook`, leaves out the end of a training that Python drops.
+
+    It is raised again, and no error: see `StopOnSignal._end_again`.
+    """
+
+    def __init__(self, report: Callable[[Any], Any]) -> None:
+        self._report = report
+        self.mark = object()  # on that end, which itself would keep its frames, and the model
+
+    def __call__(self, unraisable: Any) -> None:
+        if getattr(unraisable.exc_value, 'mark', None) is not self.mark:
+            self._report(unraisable)
+
+
 def _end(number: signal.Signals) -> None:
     end = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-    mark = vars(end)['mark'] = object()  # `end` itself would keep the frames, and the model
-    report = sys.unraisablehook
-
-    def report_others(unraisable: Any) -> None:
-        if getattr(unraisable.exc_value, 'mark', None) is not mark:
-            report(unraisable)
-        elif sys.unraisablehook is report_others:
-            sys.unraisablehook = report
-
-    # What Python drops is raised again, and no error to report: see `_end_again`.
-    sys.unraisablehook = report_others
+    if not isinstance(sys.unraisablehook, _Unraised):
+        sys.unraisablehook = _Unraised(sys.unraisablehook)
+    vars(end)['mark'] = sys.unraisablehook.mark
     raise end
 
 

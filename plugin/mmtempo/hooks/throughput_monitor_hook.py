@@ -59,8 +59,6 @@ class ThroughputMonitorHook(IterTimerHook):
 
     # As IterTimerHook: what it has measured has to be there when the logger looks.
     priority = 'NORMAL'
-    # For `HookMarks`, which mark when the batch has come.
-    idle_stages = ('before_train_iter',)
 
     def __init__(
         self,

@@ -156,7 +156,6 @@ class TrainingMonitor:
 
     def begin(self, runner: Any) -> None:
         """From now on, all time belongs to the training."""
-        self._marks.join(runner)
         self._knows_updates = self._step.install(runner.model, optimizers_of(runner))
         if not self._knows_updates:
             runner.logger.info(
@@ -170,6 +169,7 @@ class TrainingMonitor:
         self._end_of_run = weakref.finalize(runner, self.abandon)
         _going_on.add(self)
         activate(self.timeline)
+        self._marks.join(runner)
         self.timeline.start()
 
     def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
