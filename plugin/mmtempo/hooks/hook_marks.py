@@ -118,7 +118,7 @@ class _Caller:
     def __init__(
         self, runner: Any, timeline: Timeline, stage: Callable[[str, list[Hook]], _Stage]
     ) -> None:
-        self._runner = weakref.ref(runner)
+        self._runner: Callable[[], Any] = weakref.ref(runner)
         self._timeline, self._make = timeline, stage
         self._stages: dict[str, _Stage] = {}
         self.before = {key: value for key, value in vars(runner).items() if key == 'call_hook'}
