@@ -323,39 +323,22 @@ def test_runs_that_do_not_end_well_are_told(
     assert read_log(tmp_path).summary['status'] == status
 
 
+@pytest.mark.parametrize('saver', ['CheckpointHook', 'AsyncCheckpointHook'])
 def test_a_run_that_nobody_watches_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a tool that tells, the runner's end is what is known."""
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Works, 'at', {33: fail})
-    runner = Runner.from_cfg(monitored(tmp_path, SPARSE))
-    with pytest.raises(ZeroDivisionError):
-        runner.train()
-    assert not list(tmp_path.glob('*.tmp'))
-    gone = weakref.ref(runner)
-    del runner
-    sys.last_value = None  # type: ignore[assignment]
-    gc.collect()
-    assert gone() is None, 'the monitor keeps the runner'
-    assert summary_of(tmp_path)['status'] == 'interrupted'
-
-
-def test_a_failed_training_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the hooks of our configs, of which one knows the runner until the training ends."""
+    """Without a tool that tells, the runner's end is what is known; also where a hook knows it."""
 
     def fail() -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(Works, 'at', {33: fail})
     cfg = monitored(tmp_path, SPARSE)
-    cfg.default_hooks.checkpoint.type = 'AsyncCheckpointHook'
+    cfg.default_hooks.checkpoint.type = saver
     runner = Runner.from_cfg(cfg)
     with pytest.raises(ZeroDivisionError):
         runner.train()
+    assert not list(tmp_path.glob('*.tmp'))
     gone = weakref.ref(runner)
     del runner
     sys.last_value = None  # type: ignore[assignment]
