@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import cv2
 import numpy as np
@@ -39,8 +38,15 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
         exact: Whether to round wherever stock does. Defaults to True.
     """
 
-    def __init__(self, *args: Any, exact: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        brightness_delta: int = 32,
+        contrast_range: Sequence[float] = (0.5, 1.5),
+        saturation_range: Sequence[float] = (0.5, 1.5),
+        hue_delta: int = 18,
+        exact: bool = True,
+    ) -> None:
+        super().__init__(brightness_delta, contrast_range, saturation_range, hue_delta)
         self.exact = exact
 
     def __repr__(self) -> str:
