@@ -111,16 +111,6 @@ def test_what_a_hook_is_called_with_does_not_matter(clock: Clock) -> None:
     assert timeline.spent(timeline.phase('hook')) == 3.0
 
 
-def test_something_else_may_follow_a_mark(clock: Clock) -> None:
-    timeline = of(clock)
-    marking = timeline.marker('hook', lambda: clock.go(5))
-    clock.go(1)
-    marking(timeline, batch_idx=1)
-    assert timeline.spent(timeline.phase('hook')) == 1.0
-    timeline.mark(0)
-    assert timeline.spent(0) == 5.0
-
-
 def test_an_iteration_begins_where_its_first_phase_ends(clock: Clock) -> None:
     timeline = of(clock)
     clock.go(2)

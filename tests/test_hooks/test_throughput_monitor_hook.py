@@ -499,7 +499,7 @@ def test_evaluation_by_hand_after_a_failure(
 
 
 def test_its_own_time_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though no mark stands behind it."""
+    """As that of any other hook."""
     window = RunReport.window
 
     def slow_window(self: Any) -> Any:

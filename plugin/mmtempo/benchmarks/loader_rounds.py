@@ -18,7 +18,7 @@ from mmengine.registry import DefaultScope
 
 from .loader_arms import BATCH, LOADERS, PIPELINES, Arm, Source
 
-MOST_LEVELS = 8  # by which a pipeline that rounds less often than stock may differ
+MOST_LEVELS = 5  # by which a pipeline that rounds less often than stock may differ
 
 
 @dataclass(frozen=True)

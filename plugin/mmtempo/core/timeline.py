@@ -113,13 +113,8 @@ class Timeline:
         # More than this mark is there only where something was carved out of the phase.
         return (now - self._start) * NANO if len(self.log) == 2 else self.spent(FIRST)
 
-    def marker(self, name: str, then: Callable[[], None] | None = None) -> Callable[..., None]:
-        """What marks that phase, whatever it is called with; it costs less than `mark`.
-
-        Args:
-            name: Of the phase.
-            then: Called after the mark. Defaults to None.
-        """
+    def marker(self, name: str) -> Callable[..., None]:
+        """What marks that phase, whatever it is called with."""
         phase, extend, clock = self.phase(name), self.log.extend, self.clock
 
         # The names are those that a runner calls its hooks with: others would cost a dict.
@@ -131,8 +126,6 @@ class Timeline:
             **others: Any,
         ) -> None:
             extend((phase, clock()))
-            if then is not None:
-                then()
 
         return marking
 

@@ -257,9 +257,10 @@ class CheckpointSaving:
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
             batch.save = self._writer.save(batch.files, batch.marker, remove, late)
-            self._on_copying()
         except (OSError, MemoryError, RuntimeError) as error:
             batch.error = error  # no memory for the copy: as bad as no room on the disk
+        else:
+            self._on_copying()
         batch.files = [(path, {}) for path, _ in batch.files]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from mmengine.hooks import EMAHook, Hook, ParamSchedulerHook
 
 from ..core.step_watch import layers_of
@@ -54,7 +55,7 @@ class SnapshotFence(Hook):
                 'checkpoints are copied before it is called.'
             )
         self._optimizers = optimizers_of(runner)
-        # In a step that is compiled hooks are a part of the graph: others would compile it anew.
+        # A step that is compiled is compiled anew where its optimizer has got other hooks.
         self._is_traced = any('train_step' in vars(layer) for layer in layers_of(runner.model))
         if self._is_traced:
             self._hang()
@@ -76,7 +77,10 @@ class SnapshotFence(Hook):
             self._unhang()
 
     def _hang(self) -> None:
-        self._handles = [one.register_step_pre_hook(self._before_step) for one in self._optimizers]
+        hook: Any = self._before_step
+        if self._is_traced:  # and where anything has changed that it has looked at
+            hook = torch.compiler.disable(hook)
+        self._handles = [one.register_step_pre_hook(hook) for one in self._optimizers]
 
     def _unhang(self) -> None:
         for handle in self._handles:

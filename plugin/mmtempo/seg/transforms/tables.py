@@ -60,7 +60,7 @@ def _is_sure(factor: float) -> bool:
     count = 256 if factor <= 1 else math.ceil(257 / factor)
     factor = float(np.float32(factor))
     if _is_far_from_whole(factor, count - 1, 1.5 * ASIDE):
-        return True  # most are, and this is seen in a tenth of the time
+        return True  # most are, which is seen in a third of the time that the multiples take
     places = LEVELS[:count] * factor + ASIDE
     return bool(np.abs(places - np.rint(places)).min() > ASIDE / 2)
 
