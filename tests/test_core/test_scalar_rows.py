@@ -56,15 +56,6 @@ def test_rows_come_back_in_order() -> None:
     assert not list(rows.take(rows.send(), wait=True))
 
 
-def test_several_numbers_in_one_call() -> None:
-    rows = ScalarRows()
-    rows.note('a', 1.5)
-    rows.note_floats(('time', 0.5), ('data_time', 0.25))
-    rows.seal(0)
-    (row,) = rows.take(rows.send(), wait=False)
-    assert row == (0, [('a', 1.5, 1), ('time', 0.5, 1), ('data_time', 0.25, 1)])
-
-
 def test_each_dtype_keeps_its_values() -> None:
     rows = ScalarRows()
     values = dict(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import inspect
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
 from .processes import SPAWN, in_child
 
 BEFORE = ['to_device', 'forward']
-STEP = [*BEFORE, 'backward', 'step', 'step']
+STEP = [*BEFORE, 'backward', 'step']
 
 
 class Toy(BaseModel):
@@ -87,12 +89,8 @@ def toy(wrapper: type = OptimWrapper, **options: Any) -> Watched:
     return Watched(model, wrapper(optimizer=sgd(model), **options))
 
 
-def hooks_of(model: nn.Module) -> int:
-    return sum(
-        len(hooks)
-        for module in model.modules()
-        for hooks in (module._forward_hooks, module._forward_pre_hooks)
-    )
+def watched_in(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if 'forward' in vars(module)]
 
 
 @pytest.mark.parametrize('wrapper', [OptimWrapper, SparseOptimWrapper])
@@ -190,7 +188,7 @@ def test_several_batches_in_one_step(wrapper: type) -> None:
             watched.model.train_step(batch(), watched.wrapper)
         watched.watch.end()
         turn = ['forward', 'backward']
-        assert watched.said == ['to_device', *turn, *turn, *turn, 'step', 'step']
+        assert watched.said == ['to_device', *turn, *turn, *turn, 'step']
 
 
 def test_a_model_that_is_not_called_as_a_whole() -> None:
@@ -230,19 +228,91 @@ def test_only_between_begin_and_end() -> None:
 def test_closed() -> None:
     watched = toy()
     optimizer = watched.wrapper.optimizer
-    assert hooks_of(watched.model) == 2
+    assert watched_in(watched.model) == [watched.model]
     for _ in range(2):
         watched.watch.close()
-        assert hooks_of(watched.model) == 0
+        assert not watched_in(watched.model)
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
     assert watched.step() == []
 
 
+def test_a_forward_of_its_own_is_left_as_it_was() -> None:
+    """As mmengine's `compile` puts one there."""
+    watched = toy()
+    watched.watch.close()
+    model = watched.model
+    compiled = model.forward = functools.partial(model.forward)
+    assert watched.watch.install(model, [watched.wrapper.optimizer])
+    assert watched.step() == STEP
+    watched.watch.close()
+    assert model.forward is compiled
+
+
+def test_a_forward_that_somebody_wraps_meanwhile_stays() -> None:
+    watched, called = toy(), []
+    ours = watched.model.forward
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        called.append(1)
+        return ours(*args, **kwargs)
+
+    watched.model.forward = wrapped
+    assert watched.step() == STEP
+    watched.watch.close()
+    assert watched.model.forward is wrapped
+    assert watched.step() == []
+    assert len(called) == 2
+
+
+def test_what_a_forward_says_of_itself() -> None:
+    """As tools ask that look for its arguments."""
+    watched = toy()
+    own, of_class = watched.model.forward, Toy.forward.__get__(watched.model)
+    assert inspect.signature(own) == inspect.signature(of_class)
+    assert own.__name__ == 'forward'
+
+
+def test_two_watches() -> None:
+    """As where a training is begun anew, and the first one's end comes late."""
+    watched = toy()
+    second = StepWatch(Said())  # type: ignore[arg-type]
+    second.install(watched.model, [watched.wrapper.optimizer])
+    watched.watch.close()
+    assert watched_in(watched.model) == [watched.model]
+    second.close()
+    assert watched.step() == []
+
+
+class Asks(Toy):
+    """Calls somebody in the midst of its forward pass."""
+
+    asks: Any = staticmethod(lambda: None)
+
+    def forward(self, inputs: torch.Tensor, mode: str = 'tensor') -> Any:
+        self.asks()
+        return super().forward(inputs)
+
+
+def test_a_step_that_ends_within_a_call() -> None:
+    model = Asks()
+    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
+    model.asks = watched.watch.end
+    assert watched.step() == ['to_device', 'forward and backward']
+
+
+def test_copies_in_threads_are_not_watched() -> None:
+    """Their parameters are others, and a forward of the first one's would take its own."""
+    outer = nn.DataParallel(Toy())
+    watch = StepWatch(Said())  # type: ignore[arg-type]
+    assert watch.install(outer, [sgd(outer)])
+    assert watched_in(outer) == [outer]
+
+
 def test_installed_again() -> None:
     watched = toy()
     assert watched.watch.install(watched.model, [watched.wrapper.optimizer])
-    assert hooks_of(watched.model) == 2
+    assert watched_in(watched.model) == [watched.model]
     assert watched.step() == STEP
 
 
@@ -304,7 +374,7 @@ def test_an_optimizer_that_calls_the_model() -> None:
 
 
 def test_other_hooks_are_within_the_part_that_they_belong_to() -> None:
-    """Whoever came first; of an optimizer's, those that came before."""
+    """A model's are outside its call; an optimizer's that came before are outside its step."""
     model, said = Toy(), []  # type: ignore[var-annotated]
     optimizer = sgd(model)
 
@@ -318,9 +388,8 @@ def test_other_hooks_are_within_the_part_that_they_belong_to() -> None:
     said = watched.said
     add_hooks('after')
     assert watched.step() == [
-        *('before: data', 'after: data', 'to_device'),
-        *('before: model', 'after: model', 'forward'),
-        *('before: fence', 'backward', 'after: fence', 'step', 'step'),
+        *('before: data', 'after: data', 'before: model', 'after: model', 'to_device'),
+        *('forward', 'before: fence', 'backward', 'after: fence', 'step'),
     ]
 
 
@@ -379,6 +448,10 @@ def test_a_copy_of_the_model_brings_no_other_watch(tmp_path: Path) -> None:
     copied = copy.deepcopy(watched.model)
     copied.val_step(batch())
     assert watched.said == []
+    with torch.no_grad():
+        copied.line.weight.fill_(1.0)
+        copied.line.bias.fill_(0.0)
+    assert copied(**batch())['loss'].item() == 9.0  # its own parameters
     assert watched.step() == STEP
 
 
@@ -416,12 +489,16 @@ def test_a_step_that_is_compiled_gets_no_hooks(graphs: list) -> None:
     for outer in (model, Separate(model)):
         watch = StepWatch(said)
         assert not watch.install(outer, [optimizer])
-        assert hooks_of(model) == 0
+        assert not watched_in(model)
         assert not optimizer._optimizer_step_pre_hooks
         watch.begin()
-        assert not watch.watching
         watch.end()
-    assert said == []
+        assert said == ['train_step']  # one part, whatever it consists of
+        said.clear()
+        watch.close()
+        watch.begin()
+        watch.end()
+        assert said == []
 
 
 def test_a_forward_pass_that_is_compiled(graphs: list) -> None:
@@ -438,7 +515,7 @@ def test_a_model_that_is_compiled_in_place(graphs: list) -> None:
     model = Toy()
     model.compile(backend=compiling(graphs), fullgraph=True)
     watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    both = ['forward and backward', 'step', 'step']
+    both = ['forward and backward', 'step']
     for _ in range(2):
         assert watched.step() == both
     assert len(graphs) == 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mmtempo.core.stall_detector import StallDetector
 from mmtempo.core.tempo_meter import EVEN, KEEP, TempoMeter, is_even
 from mmtempo.core.timeline import Timeline
 
@@ -25,6 +27,7 @@ class Run:
         self.noise = random.Random(0)
         self.number = 0
         self.collected = 0.0
+        self.counts = lambda number: True  # whether an iteration has counted
 
     def go(self, data: float = 0.0, kind: int = 0, note: Any = None, **more: float) -> None:
         self.number += 1
@@ -32,7 +35,45 @@ class Run:
         for name, seconds in spent.items():
             self.clock.go(seconds * self.noise.lognormvariate(0, 0.02))
             self.timeline.mark(self.timeline.phase(name))
-        self.timeline.close(self.number, kind, (self.collected,), note)
+        counted = (self.collected,) if self.counts(self.number) else None
+        self.timeline.close(self.number, kind, counted, note)
+
+
+def test_what_nobody_has_counted_is_no_evidence() -> None:
+    run = Run()
+    run.counts = lambda number: number == 20
+    for number in range(1, 101):
+        run.collected += 0.5
+        run.go(step=0.5 if number == 60 else 0.0)
+    run.meter.take(is_last=True)
+    (stall,) = run.meter.summary({})['stalls']
+    assert stall['evidence'] == {}
+    assert stall['phase'] == 'step'
+
+
+def test_what_may_be_slow_is_suspect() -> None:
+    """Of the kind that takes least; and whatever is slow in the end was."""
+    run = Run(factor=0.01)
+    assert run.meter.suspect == 0
+    for _ in range(100):
+        run.go(kind=1)
+        run.go(kind=0, data=1.0)
+    run.meter.take()
+    assert run.meter.suspect == pytest.approx(0.12, rel=0.02)
+    for tenth in range(100):
+        run.go(kind=1, step=tenth / 1000)
+        run.go(kind=1)
+    run.meter.take(is_last=True)
+    slow = [stall['seconds'] for stall in run.meter.summary({})['stalls']]
+    assert len(slow) > 40
+    assert min(slow) > 0.12
+
+
+def test_of_short_iterations_little_more_is_not_suspect() -> None:
+    """No stall is less than a millisecond."""
+    detector = StallDetector()
+    detector.look(np.full(30, 0.001), np.zeros(30))
+    assert detector.suspect == pytest.approx(0.0018)
 
 
 @pytest.mark.parametrize('step', [1, 7, 50, 400])
@@ -124,9 +165,20 @@ def test_accumulation_is_compared_with_its_like() -> None:
     assert stalls[0]['phase'] == 'step'
 
 
-def test_what_was_counted_is_evidence_of_its_own_iteration() -> None:
+# In each iteration; now and then, and in the slow one; and long before it, and behind.
+COUNTS: list[Callable[[int], bool]] = [
+    lambda number: True,
+    lambda number: number % 8 == 0 or number == 60,
+    lambda number: number % 9 == 0,
+]
+
+
+@pytest.mark.parametrize('counts', COUNTS)
+def test_what_was_counted_is_evidence_of_its_own_iteration(counts: Callable) -> None:
     run = Run()
+    run.counts = counts
     for number in range(1, 101):
+        run.collected += 0.01
         if number == 60:
             run.collected += 0.5
             run.go(step=0.5)

@@ -99,16 +99,44 @@ def test_memory_is_fixed_and_the_last_ones_are_kept(clock: Clock) -> None:
     assert block.kinds.tolist() == [1, 0] * 4
     assert block.facts[:, 1].tolist() == [-number for number in block.numbers]
     assert len(timeline.last(3)) == 3
-    assert len(timeline._ended) == 8
 
 
-def test_what_a_hook_is_called_with_does_not_matter(clock: Clock) -> None:
-    timeline = of(clock)
-    marking = timeline.marker('hook')
-    for arguments in ({}, dict(batch_idx=1, data_batch=None, outputs={}), dict(metrics={}, more=1)):
-        clock.go(1)
-        marking(timeline, **arguments)
-    assert timeline.spent(timeline.phase('hook')) == 3.0
+def test_how_often_it_is_asked_does_not_matter(clock: Clock) -> None:
+    """Whether iterations are summed up one by one, some together, or when memory is full."""
+    one_by_one, rarely, never = (of(clock, capacity=16, facts=1) for _ in range(3))
+    order = random.Random(0)
+    for number in range(1, 101):
+        for _ in range(order.randrange(4)):
+            name, carved = order.choice(['forward', 'hook']), order.randrange(2)
+            clock.go(order.randrange(1, 5))
+            for timeline in (one_by_one, rarely, never):
+                timeline.carve('fence', carved * SECOND // 2)
+                timeline.mark(timeline.phase(name))
+        if order.random() < 0.3:
+            for timeline in (one_by_one, rarely, never):
+                timeline.carve('fence', SECOND)  # out of what is the next one's
+        for timeline in (one_by_one, rarely, never):
+            timeline.close(number, number % 3, (number,) if number % 2 else None, number)
+            if timeline is one_by_one or (timeline is rarely and number % 7 == 0):
+                timeline.last(1)
+            assert len(timeline.log) < 16 * 40
+    expected = one_by_one.last(16)
+    assert expected.numbers.tolist() == expected.notes == [*range(85, 101)]
+    assert np.isnan(expected.facts[:, 0]).tolist() == [number % 2 == 0 for number in range(85, 101)]
+    for timeline in (rarely, never):
+        block = timeline.last(16)
+        for one, other in zip(vars(expected).values(), vars(block).values()):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_memory_is_fixed_where_nobody_asks(clock: Clock) -> None:
+    timeline = of(clock, capacity=8)
+    most = 0
+    for number in range(100):
+        timeline.mark(0)
+        most = max(most, len(timeline.log))
+        timeline.close(number)
+    assert most == 16
 
 
 def test_an_iteration_begins_where_its_first_phase_ends(clock: Clock) -> None:

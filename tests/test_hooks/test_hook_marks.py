@@ -141,12 +141,12 @@ def test_what_lies_around_the_hooks() -> None:
     runner = bare_runner(Quick())
     seen = []
 
-    def see(runner: Any, batch_idx: int) -> None:
-        seen.append((len(called), runner))
+    def see(runner: Any, arguments: dict) -> None:
+        seen.append((len(called), runner, arguments))
 
     watched(runner, opening=dict(before_train_iter=see), closing=dict(before_train_iter=see))
     runner.call_hook('before_train_iter', batch_idx=0)
-    assert seen == [(0, runner), (1, runner)]
+    assert seen == [(0, runner, dict(batch_idx=0)), (1, runner, dict(batch_idx=0))]
 
 
 def test_a_hook_that_comes_later_is_called() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import json
 import math
 import random
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
 from mmtempo.core.nonfinite import NonFiniteError
 from mmtempo.core.step_watch import StepWatch
-from mmtempo.hooks import ThroughputMonitorHook, training_monitor
+from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, training_monitor
 from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
 from mmtempo.loaders import LoaderError
@@ -281,6 +283,70 @@ def test_data_time_is_what_was_waited_for_the_batch(tmp_path: Path) -> None:
     assert max(waited) < 2 * SLOW_SAMPLE + 0.1
     # Of a window of ten, as mmengine's log processor has it.
     assert math.isclose(sum(waited[9::10]) * 10, spent['seconds'], rel_tol=0.01)
+
+
+@HOOKS.register_module()
+class ReadsTimes(Hook):
+    """What a history holds in the midst of a training, and in a checkpoint."""
+
+    priority = 'LOWEST'
+    found: dict[int, Any] = {}
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        scalars = runner.message_hub.log_scalars
+        if runner.iter + 1 == 17:
+            self.found[17] = copy.deepcopy(scalars['train/time']).data[0]
+        elif runner.iter + 1 == 34:
+            self.found[34] = scalars['train/time'].data[0], scalars['train/data_time'].data[0]
+        elif runner.iter + 1 == 38:
+            del scalars['train/time']  # by whom ever
+        elif runner.iter + 1 == 45 and 'train/time' in scalars:
+            self.found[45] = scalars['train/time'].data[0]
+
+
+@pytest.mark.parametrize('rows', [512, 4])
+@pytest.mark.parametrize('interval', [10, 1000])
+def test_whoever_reads_times_finds_those_of_each_iteration(
+    interval: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are worked out when somebody asks; also where nobody logs, or there are many."""
+    monkeypatch.setattr(time, 'perf_counter', lambda: clock() / SECOND)
+    monkeypatch.setattr(sparse_scalars, 'MOST_ROWS', rows)
+    monkeypatch.setattr(SlowAtTimes, 'slow', ())
+    ReadsTimes.found.clear()
+    cfg = monitored(tmp_path, SPARSE, iterations=50)
+    cfg.train_cfg.val_interval = 12
+    cfg.default_hooks.logger.interval = interval
+    cfg.custom_hooks.append(dict(type='ReadsTimes'))
+    Runner.from_cfg(cfg).train()
+    assert len(ReadsTimes.found[17]) == 17
+    took, waited = ReadsTimes.found[34]
+    assert len(took) == len(waited) == 34
+    assert took[:17].tolist() == ReadsTimes.found[17].tolist()
+    # Hooks and the wait for data included, evaluations left out.
+    assert took[1:].tolist() == pytest.approx([STEP + 0.004] * 33, rel=0.2)
+    assert waited[1:].tolist() == pytest.approx([0.002] * 33)
+    if interval == 10:
+        assert len(ReadsTimes.found[45]) == 9  # from the evaluation on, before which all was told
+
+
+def test_what_counts_is_read_now_and_then_and_where_it_was_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowAtTimes, 'slow', ())
+    counted, count = [], TrainingMonitor._count
+
+    def count_too(self: Any, *args: Any) -> None:
+        counted.append(self._number)
+        count(self, *args)
+
+    monkeypatch.setattr(TrainingMonitor, '_count', count_too)
+    monkeypatch.setattr(Works, 'at', {101: fault})
+    cfg = monitored(tmp_path, SPARSE)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    Runner.from_cfg(cfg).train()
+    # Up to the log line at which 20 iterations have ended, nobody knows what is usual.
+    assert counted == [*range(1, 30), *sorted({*range(32, 301, 8), 101, 140})]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ STEP = (
     step_watch.BACKWARD,
     step_watch.BOTH,
     step_watch.STEP,
-    'train_step',
+    step_watch.WHOLE,
 )
 
 

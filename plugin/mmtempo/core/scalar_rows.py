@@ -86,11 +86,6 @@ class ScalarRows:
             )
         self._open.append((key, value, count))
 
-    def note_floats(self, *values: tuple[str, float]) -> None:
-        """As `note` of each, without a look at what it is."""
-        for key, value in values:
-            self._open.append((key, value, 1))
-
     def seal(self, iteration: int) -> None:
         """End an iteration: what it noted is copied, as its tensors may be used again."""
         noted, self._open = self._open, []

@@ -17,6 +17,7 @@ AGREEING = 12  # how many of them have to lie close to each other
 PATIENCE = 320  # iterations; nothing older is held back
 STEP = 64  # iterations after which that is looked at again
 MARGIN = 1e-3  # seconds; what is less is no stall, however fast the others are
+NEARLY = 0.8  # of what is too much: what is still less is not even suspect
 SPREAD = 1.4826  # a normal distribution's standard deviation, by its median absolute deviation
 
 
@@ -72,6 +73,15 @@ class StallDetector:
         self._kinds: dict[int, _Kind] = {}
         self._seen = 0
         self.changes: deque[LevelChange] = deque(maxlen=64)
+
+    @property
+    def suspect(self) -> float:
+        """Seconds from which on the next ones may turn out to be slow; 0 while none is known.
+
+        Of the kind that takes least, and with room for what is usual to become less.
+        """
+        usual = min((kind.usual for kind in self._kinds.values() if kind.usual), default=0.0)
+        return usual + NEARLY * max(self._rule.least * usual, MARGIN) if usual else 0.0
 
     def look(self, seconds: np.ndarray, kinds: np.ndarray) -> Judged:
         """Take the next iterations; returns those that are decided now.
@@ -194,6 +204,11 @@ class _Kind:
         self._window, self._group = _Window(window), _Window(GROUP)
         self._latest: deque[_Seen] = deque()
         self._counted = 0  # of the latest, those that the window has already
+
+    @property
+    def usual(self) -> float:
+        """Seconds; 0 while too few were seen."""
+        return self._window.median() if self._window else 0.0
 
     def take(self, iteration: int, seconds: float, judged: list[_Judgement]) -> None:
         """The next iteration of this kind."""

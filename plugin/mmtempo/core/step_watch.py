@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
@@ -12,14 +15,24 @@ from torch.optim import Optimizer
 from .timeline import Timeline
 
 OUTSIDE = 'unexplained'
+# Of what cannot be told apart.
+WHOLE = 'train_step'
 TO_DEVICE, FORWARD, BACKWARD, STEP = 'to_device', 'forward', 'backward', 'step'
 # Of models that are never called as a whole, as those of several networks in turn.
 BOTH = 'forward and backward'
-# What ends where the model, or an optimizer, is called: while the model has not been called in
-# this step, after it was, and where an optimizer's step has followed.
-UNCALLED = {FORWARD: TO_DEVICE, STEP: BOTH}
-CALLED = {FORWARD: BACKWARD, STEP: BACKWARD}
-STEPPED = {FORWARD: OUTSIDE, STEP: BACKWARD}
+# What ends where the model is called, an optimizer asked for its step, or the training step over:
+END = 'end'
+# before the model was called;
+UNCALLED = {FORWARD: TO_DEVICE, STEP: BOTH, END: BOTH}
+# where nothing can be told apart;
+COMPILED = {END: WHOLE}
+# after it was called;
+CALLED = dict.fromkeys((FORWARD, STEP, END), BACKWARD)
+# after the only optimizer was asked for its step;
+ASKED = dict.fromkeys((FORWARD, STEP, END), STEP)
+# and after the step of one of several, with and without a call of the model.
+STEPPED = {FORWARD: OUTSIDE, STEP: BACKWARD, END: STEP}
+UNCALLED_STEPPED = {**UNCALLED, END: STEP}
 
 
 class StepWatch:
@@ -30,11 +43,12 @@ class StepWatch:
         begin ... | model | ... | optimizer | ... end
             to_device  forward backward   step   step
 
-    Nothing is patched: modules and optimizers are given hooks, which do nothing but between
-    `begin` and `end`, so that an evaluation of the same model is no part of a step.
+    A module gets a `forward` of its own, which tells the watch, and an optimizer torch's hooks.
+    They do nothing but between `begin` and `end`, so that an evaluation of the same model is no
+    part of a step. Torch has hooks for modules as well: they take three times as long.
 
     - What comes before the model is called is its preprocessor, which brings the batch to the
-      device. It is not watched itself: each module that is costs several microseconds.
+      device. It is not watched itself.
     - A model that is called several times charges each call. One within another is a part of it,
       but for another part's, as that of a model which an optimizer calls.
     - 'backward' lasts until an optimizer is asked for its step, so clipping belongs to it, and
@@ -43,11 +57,13 @@ class StepWatch:
       the model is called again, as for the next batch of an update: what brings that batch to the
       device belongs to it then, since nobody on the host sees where a backward pass ends. Between
       the calls of a model that is called several times for one loss, it is of little account.
-    - What follows the last step up to `end`, that is `zero_grad`, belongs to 'step'.
+    - 'step' lasts until `end`, so `zero_grad` belongs to it, or until the model is called again.
+      Of several optimizers each one's ends when it has done it.
     - Where the model itself is not called, but parts of it, it is 'forward and backward' that
       lasts until the step.
     - Torch orders an optimizer's hooks as they came: what one from before ours takes is
-      charged to 'backward', and what a later one takes to 'step'.
+      charged to 'backward', and what a later one takes to 'step'. What hooks of the model take
+      is charged to what lies before its call, or behind it.
 
     Args:
         timeline: What is marked where a part ends.
@@ -55,28 +71,26 @@ class StepWatch:
 
     Attributes:
         watching: Whether it is between `begin` and `end`.
-        steps: How many steps of optimizers have ended, ever.
-        phases: By part its phase; with `log`, `clock` and `then` what a mark needs. This and the
-            rest are for the hooks.
-        inside: Which parts are going on, the innermost last.
-        before: What ends where the model, or an optimizer, is called next.
-        rest: What ends with the step.
+        steps: How many steps of optimizers there were, ever.
     """
 
     def __init__(self, timeline: Timeline, then: Callable[[str], None] | None = None) -> None:
         self.watching = False
         self.steps = 0
-        self.phases = _Phases(timeline)
-        self.log, self.clock, self.then = timeline.log, timeline.clock, then
-        self.inside: list[str] = []
-        self.before, self.rest = UNCALLED, BOTH
+        self._phases = _Phases(timeline)
+        self._log, self._clock, self._then = timeline.log, timeline.clock, then
+        self._inside: list[str] = []  # what is going on, the innermost last
+        self._state = self._at_begin = UNCALLED
+        self._is_installed = False
         self._handles: list[Any] = []
+        # They know their training, which may end without a word; nothing here is to keep it.
+        self._modules: list[Callable[[], nn.Module | None]] = []
 
     def install(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
         """Give them their hooks; whether that is possible.
 
         It is not where `train_step` is compiled, as mmengine's `compile` does: hooks would be
-        traced into its graph, or break that.
+        traced into its graph, or break that. Then a step is one part, 'train_step'.
 
         Args:
             model: It may be wrapped, for distributed training.
@@ -84,44 +98,86 @@ class StepWatch:
         """
         self.close()
         layers = layers_of(model)
+        self._is_installed, self._at_begin = True, UNCALLED
         if any('train_step' in vars(layer) for layer in layers):
+            self._at_begin = COMPILED
             return False
         for layer in layers:
             self._watch_calls(layer)
+            if isinstance(layer, nn.DataParallel):
+                break  # it calls copies of what is within, in other threads
+        optimizers = list(optimizers)
+        is_only_one = len(optimizers) == 1 and not isinstance(optimizers[0], torch.optim.LBFGS)
         for optimizer in optimizers:
-            self._handles += [
-                optimizer.register_step_pre_hook(_Enter(self, STEP)),
-                optimizer.register_step_post_hook(_Leave(self, STEP)),
-            ]
+            self._handles.append(
+                optimizer.register_step_pre_hook(self._asking if is_only_one else self._entering)
+            )
+            if not is_only_one:
+                self._handles.append(optimizer.register_step_post_hook(self._leaving))
         return True
 
-    def begin(self, *args: Any, **kwargs: Any) -> None:
-        """A step begins; does nothing where hooks are not installed."""
-        self.watching = bool(self._handles)
-        self.inside.clear()
-        self.before, self.rest = UNCALLED, BOTH
+    def begin(self, *args: Any) -> None:
+        """A step begins; does nothing before `install`, and after `close`."""
+        self.watching = self._is_installed
+        self._inside.clear()
+        self._state = self._at_begin
 
-    def end(self) -> None:
+    def end(self, *args: Any) -> None:
         """It has ended: what is left belongs to the part that has not."""
         if self.watching:
             self.watching = False
-            self.inside.clear()
-            self.log += (self.phases[self.rest], self.clock())
-            if self.then is not None:
-                self.then(self.rest)
+            self._inside.clear()
+            self._mark(self._state[END])
 
     def close(self) -> None:
         """Take all hooks away again."""
-        self.watching = False
+        self.watching = self._is_installed = False
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        for known in self._modules:
+            own = vars(known() or self)
+            ours = own.get('forward')
+            if not isinstance(ours, _Forward) or ours.watch is not self:
+                continue  # the module is gone, or somebody has put another one around ours
+            if ours.was_own:
+                own['forward'] = ours.forward
+            else:
+                del own['forward']
+        self._handles, self._modules = [], []
 
     def _watch_calls(self, module: nn.Module) -> None:
-        self._handles += [
-            module.register_forward_pre_hook(_Enter(self, FORWARD), prepend=True),
-            module.register_forward_hook(_Leave(self, FORWARD), always_call=True),
-        ]
+        own = vars(module)
+        ours = _Forward(self, module.forward, 'forward' in own)
+        own['forward'] = functools.update_wrapper(ours, module.forward, updated=())
+        self._modules.append(weakref.ref(module))
+
+    def _mark(self, part: str) -> None:
+        self._log += (self._phases[part], self._clock())
+        if self._then is not None:
+            self._then(part)
+
+    def _asking(self, *args: Any) -> None:
+        """The only optimizer is asked for its step."""
+        # First of all: then nothing else of this gets into a graph. `is_compiling` knows of exports
+        # as well, which are no steps, and costs three times as much.
+        if not is_dynamo_compiling() and self.watching:
+            self._mark(self._inside[-1] if self._inside else self._state[STEP])
+            self._state = ASKED
+            self.steps += 1
+
+    def _entering(self, *args: Any) -> None:
+        """One of several optimizers begins its step, or one that calls the model for it."""
+        if not is_dynamo_compiling() and self.watching:
+            self._mark(self._inside[-1] if self._inside else self._state[STEP])
+            self._inside.append(STEP)
+
+    def _leaving(self, *args: Any) -> None:
+        """It has done it."""
+        if not is_dynamo_compiling() and self._inside:
+            self._mark(self._inside.pop())
+            was_called = self._state is CALLED or self._state is STEPPED
+            self._state = STEPPED if was_called else UNCALLED_STEPPED
+            self.steps += 1
 
 
 class _Phases(dict):
@@ -136,66 +192,42 @@ class _Phases(dict):
         return phase
 
 
-class _Call:
-    """A hook of a module or an optimizer, of which a copy, or what a file has of it, is none.
+class _Forward:
+    """A module's `forward` that tells a watch; a copy, or what a file has of it, does not.
 
-    Each is called once an iteration at least, so it does all itself, marks included.
+    Args:
+        watch: What is told.
+        forward: As it was.
+        was_own: Whether the module itself had that, and not its class.
     """
 
-    def __init__(self, watch: StepWatch, part: str) -> None:
-        self._watch, self._part = watch, part
+    def __init__(self, watch: StepWatch, forward: Callable[..., Any], was_own: bool) -> None:
+        self.watch, self.forward, self.was_own = watch, forward, was_own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watch, forward = self.watch, self.forward
+        if is_dynamo_compiling() or not watch.watching:
+            return forward(*args, **kwargs)
+        inside = watch._inside
+        ended = inside[-1] if inside else watch._state[FORWARD]
+        if ended == FORWARD:
+            return forward(*args, **kwargs)  # one within another
+        inside.append(FORWARD)
+        watch._mark(ended)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            if inside:
+                inside.pop()
+                watch._mark(FORWARD)
+                watch._state = CALLED
 
     def __reduce__(self) -> tuple:
-        return _Nothing, ()
+        return _itself, (self.forward,)
 
 
-class _Enter(_Call):
-    def __call__(self, *args: Any) -> None:
-        # First of all: then nothing else of this gets into a graph. `is_compiling` knows of exports
-        # as well, which are no steps, and costs three times as much.
-        if is_dynamo_compiling():
-            return
-        watch, part = self._watch, self._part
-        if not watch.watching:
-            return
-        inside = watch.inside
-        ended = inside[-1] if inside else watch.before[part]
-        inside.append(part)
-        if ended == part:
-            return  # one within another
-        watch.log += (watch.phases[ended], watch.clock())
-        if watch.then is not None:
-            watch.then(ended)
-
-
-class _Leave(_Call):
-    def __call__(self, *args: Any) -> None:
-        if is_dynamo_compiling():
-            return
-        watch, part = self._watch, self._part
-        inside = watch.inside
-        if not inside:
-            return
-        inside.pop()
-        if inside and inside[-1] == part:
-            return
-        watch.log += (watch.phases[part], watch.clock())
-        if watch.then is not None:
-            watch.then(part)
-        if part == FORWARD:
-            watch.before, watch.rest = CALLED, BACKWARD
-            return
-        watch.rest = STEP
-        watch.steps += 1
-        if watch.before is CALLED:
-            watch.before = STEPPED
-
-
-class _Nothing:
-    """What a copy has instead."""
-
-    def __call__(self, *args: Any) -> None:
-        pass
+def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

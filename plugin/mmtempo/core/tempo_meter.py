@@ -48,6 +48,7 @@ class TempoMeter:
         keep: How many stalls are kept, the longest. Defaults to 50.
         machine: What the machine has to say of the time between two moments of
             `time.perf_counter`. Defaults to None.
+        explain: Makes of the timeline's note of an iteration what `Slow` has. Defaults to dict.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class TempoMeter:
         factor: float = 8.0,
         keep: int = KEEP,
         machine: Callable[[float, float], dict] | None = None,
+        explain: Callable[[Any], dict] = dict,
     ) -> None:
         self._timeline, self._facts = timeline, facts
         self._categories = {} if categories is None else categories
-        self._machine = machine
+        self._machine, self._explain = machine, explain
         self._detector = StallDetector(factor)
         self._longest = _Longest(keep)
         self._lost = _Lost()
@@ -74,6 +76,11 @@ class TempoMeter:
     def taken(self) -> int:
         """Iterations, so far."""
         return self._taken
+
+    @property
+    def suspect(self) -> float:
+        """Seconds from which on an iteration may turn out to be slow; 0 while that is not known."""
+        return self._detector.suspect
 
     @property
     def lost_share(self) -> float:
@@ -189,7 +196,7 @@ class TempoMeter:
             return []
         kept = self._timeline.last(self._timeline.ended)
         first = self._timeline.ended - len(kept)
-        facts = _differences(kept.facts)
+        facts = _Facts(kept.facts)
         entries = []
         for place, seconds in zip(places[is_slow].tolist(), usual[is_slow].tolist()):
             if place >= first:
@@ -199,21 +206,23 @@ class TempoMeter:
             self._lost.add(entry)
         return entries
 
-    def _entry(self, kept: Block, facts: np.ndarray, row: int, usual: float) -> dict[str, Any]:
+    def _entry(self, kept: Block, facts: _Facts, row: int, usual: float) -> dict[str, Any]:
         alike = np.flatnonzero(kept.kinds == kept.kinds[row])
         near = alike[max(0, np.searchsorted(alike, row) - RECENT) :][: RECENT + 17]
         seconds = float(kept.seconds[row])
         start = self._timeline.began * NANO + float(kept.starts[row])
+        counted, usually_counted = facts.of(row, near)
+        note = kept.notes[row]
         slow = Slow(
             number=int(kept.numbers[row]),
             seconds=seconds,
             usual=usual,
             spent=self._named(self._timeline.names, kept.spent[row]),
             usually=self._named(self._timeline.names, np.median(kept.spent[near], axis=0)),
-            facts=self._named(self._facts, facts[row]),
-            usual_facts=self._named(self._facts, np.median(facts[near], axis=0)),
+            facts=self._named(self._facts, counted),
+            usual_facts=self._named(self._facts, usually_counted),
             machine={} if self._machine is None else self._machine(start, start + seconds),
-            note=kept.notes[row] or {},
+            note={} if note is None else self._explain(note),
         )
         found = blame(slow, self._categories)
         return dict(
@@ -341,9 +350,31 @@ def _culprits(evidence: dict) -> list[int]:
     return evidence.get('samples', [])
 
 
-def _differences(totals: np.ndarray) -> np.ndarray:
-    """What each iteration has added; of the first one that is kept it is not known."""
-    return np.diff(totals, axis=0, prepend=totals[:1])
+class _Facts:
+    """What iterations have added to totals that are not read in each of them.
+
+    What was added between two reads is shared among the iterations there; of one that was slow,
+    it has all but what is usual of the others.
+
+    Args:
+        totals: Of each iteration in a row; nan where nobody has read them.
+    """
+
+    def __init__(self, totals: np.ndarray) -> None:
+        read = np.flatnonzero(~np.isnan(totals).all(axis=1))
+        apart = np.diff(read)
+        self._added, self._among = np.zeros_like(totals), np.zeros(len(totals), np.int64)
+        if len(apart):
+            known = slice(read[0] + 1, read[-1] + 1)
+            rates = np.diff(totals[read], axis=0) / apart[:, None]
+            self._added[known] = np.repeat(rates, apart, axis=0)
+            self._among[known] = np.repeat(apart, apart)
+
+    def of(self, row: int, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What an iteration that was slow has added, and what those near it usually do."""
+        known = near[self._among[near] > 0]
+        usual = np.median(self._added[known], axis=0) if len(known) else self._added[row]
+        return usual + self._among[row] * (self._added[row] - usual), usual
 
 
 def _of_phase(phase: LogHistogram, seconds: float) -> dict[str, Any]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-from array import array
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +12,8 @@ import numpy as np
 
 NANO = 1e-9
 FIRST = 0  # the number of the phase that an iteration begins with
-_Ended = tuple[int, int, int, tuple, Any, array]
+# Number, start, kind, facts, note, and length of what it has in the log.
+_Closed = tuple[int, int, int, Any, Any, int]
 # Columns of the ledger; what comes when all have a name is charged to the last one.
 MOST_PHASES = 64
 # Of the training that runs in this process; parts of it that know what they cost look for it.
@@ -60,7 +58,7 @@ class Timeline:
               the one that waits for the batch       the iteration has ended
 
     A mark is an entry in a list, since each iteration has dozens of them; what they sum to is
-    found when it is asked for. Memory is fixed: the last `capacity` iterations are kept in a ring.
+    found when it is asked for. Memory is fixed: the last `capacity` iterations are kept in rings.
 
     Args:
         first: The phase between two iterations.
@@ -71,9 +69,11 @@ class Timeline:
     Attributes:
         names: Of the phases, by their number.
         ended: How many iterations have ended, ever.
-        log: Of the open iteration, in pairs: a phase and when it ended, or, with the phase's
-            complement, how much of what is marked next belongs to that one. It is always the same
-            list, so `log += (phase, clock())` is a mark, for who has no time for a call.
+        opened: When the open iteration began, by the clock.
+        log: Of the iterations that are not in the rings yet, the open one last, in pairs: a phase
+            and when it ended, or, with the phase's complement, how much of what is marked next
+            belongs to that one. It is always the same list, so `log += (phase, clock())` is a
+            mark, for who has no time for a call.
     """
 
     def __init__(
@@ -87,9 +87,16 @@ class Timeline:
         self.ended = 0
         self.clock = clock
         self.log: list[int] = []
-        self._no_facts = (0.0,) * facts
-        self._ended: deque[_Ended] = deque(maxlen=capacity)
-        self.began = self._start = clock()
+        self._capacity = capacity
+        self._closed: list[_Closed] = []  # of what is not in the rings
+        self._place = 0  # in the log, of what belongs to the open iteration
+        self._numbers = np.zeros(capacity, np.int64)
+        self._starts = np.zeros(capacity, np.int64)
+        self._spent = np.zeros((capacity, MOST_PHASES), np.int64)
+        self._kinds = np.zeros(capacity, np.int8)
+        self._facts = np.zeros((capacity, facts))
+        self._notes: list[Any] = [None] * capacity
+        self.began = self.opened = clock()
 
     def phase(self, name: str) -> int:
         """The number of a phase; a new one where there was none of that name."""
@@ -111,23 +118,8 @@ class Timeline:
         now = self.clock()
         self.log += (FIRST, now)
         # More than this mark is there only where something was carved out of the phase.
-        return (now - self._start) * NANO if len(self.log) == 2 else self.spent(FIRST)
-
-    def marker(self, name: str) -> Callable[..., None]:
-        """What marks that phase, whatever it is called with."""
-        phase, extend, clock = self.phase(name), self.log.extend, self.clock
-
-        # The names are those that a runner calls its hooks with: others would cost a dict.
-        def marking(
-            runner: Any = None,
-            batch_idx: Any = None,
-            data_batch: Any = None,
-            outputs: Any = None,
-            **others: Any,
-        ) -> None:
-            extend((phase, clock()))
-
-        return marking
+        is_all = len(self.log) == self._place + 2
+        return (now - self.opened) * NANO if is_all else self.spent(FIRST)
 
     def carve(self, name: str, nanoseconds: int) -> None:
         """So much of the time that is marked next belongs to another phase."""
@@ -136,7 +128,7 @@ class Timeline:
     def carved(self) -> int:
         """Nanoseconds that are carved out of what is marked next, so far."""
         total = 0
-        for place in range(len(self.log) - 2, -1, -2):
+        for place in range(len(self.log) - 2, self._place - 1, -2):
             if self.log[place] >= 0:
                 break
             total += self.log[place + 1]
@@ -144,8 +136,8 @@ class Timeline:
 
     def spent(self, phase: int) -> float:
         """Seconds of the open iteration in a phase, so far."""
-        log, last, carved, total = self.log, self._start, 0, 0
-        for place in range(0, len(log), 2):
+        log, last, carved, total = self.log, self.opened, 0, 0
+        for place in range(self._place, len(log), 2):
             of, value = log[place], log[place + 1]
             if of < 0:
                 carved += value
@@ -156,53 +148,70 @@ class Timeline:
             last, carved = value, 0
         return total * NANO
 
-    def close(self, number: int, kind: int = 0, facts: Any = (), note: Any = None) -> None:
+    def close(self, number: int, kind: int = 0, facts: Any = None, note: Any = None) -> None:
         """End an iteration where its last mark was; what followed is the next one's first phase.
 
         Args:
             number: Of the iteration.
             kind: Those it is compared with have the same. Defaults to 0.
-            facts: What was counted for it. Defaults to ().
+            facts: What was counted for it. Defaults to None: nobody has.
             note: Kept with it. Defaults to None.
         """
-        log, start = self.log, self._start
+        log, start = self.log, self._place
         end = len(log)
-        while end and log[end - 2] < 0:  # carved out of what has not been marked yet
+        while end > start and log[end - 2] < 0:  # carved out of what has not been marked yet
             end -= 2
-        if end:
-            self._start = log[end - 1]
-        of_it = array('q', log if end == len(log) else log[:end])
-        self._ended.append((number, start, kind, facts or self._no_facts, note, of_it))
+        self._closed.append((number, self.opened, kind, facts, note, end - start))
+        if end > start:
+            self.opened, self._place = log[end - 1], end
         self.ended += 1
-        del log[:end]
+        if len(self._closed) == self._capacity:
+            self._sum_up()
 
     def start(self) -> None:
         """Begin anew: what was before belongs to no iteration."""
-        self.log.clear()
-        self._start = self.clock()
+        del self.log[self._place :]
+        self.opened = self.clock()
 
     def last(self, count: int) -> Block:
         """The iterations that have ended last, as many as are kept."""
-        first = max(0, len(self._ended) - count)
-        rows = list(itertools.islice(self._ended, first, None))
-        numbers, begun, kinds, facts, notes, logs = zip(*rows) if rows else ((),) * 6
-        starts = np.array(begun, np.int64)
+        self._sum_up()
+        rows = self._rows(min(count, self.ended))
         return Block(
-            numbers=np.array(numbers, np.int64),
-            starts=(starts - self.began) * NANO,
-            spent=_summed(logs, starts, len(self.names)) * NANO,
-            kinds=np.array(kinds, np.int8),
-            facts=np.array(facts, np.float64).reshape(len(rows), len(self._no_facts)),
-            notes=list(notes),
+            numbers=self._numbers[rows],
+            starts=(self._starts[rows] - self.began) * NANO,
+            spent=self._spent[rows, : len(self.names)] * NANO,
+            kinds=self._kinds[rows],
+            facts=self._facts[rows],
+            notes=[self._notes[row] for row in rows.tolist()],
         )
 
+    def _rows(self, count: int) -> np.ndarray:
+        """Of the last iterations, in the rings."""
+        return np.arange(self.ended - min(count, self._capacity), self.ended) % self._capacity
 
-def _summed(logs: Sequence[array], starts: np.ndarray, phases: int) -> np.ndarray:
+    def _sum_up(self) -> None:
+        """Bring what has ended into the rings."""
+        if not self._closed:
+            return
+        numbers, starts, kinds, facts, notes, lengths = zip(*self._closed)
+        rows = self._rows(len(self._closed))
+        self._numbers[rows], self._starts[rows], self._kinds[rows] = numbers, starts, kinds
+        marks = np.array(self.log[: self._place], np.int64).reshape(-1, 2)
+        self._spent[rows] = _summed(marks, np.array(lengths) // 2, self._starts[rows])
+        for row, counted, note in zip(rows.tolist(), facts, notes):
+            self._facts[row] = np.nan if counted is None else counted
+            self._notes[row] = note
+        self._closed.clear()
+        del self.log[: self._place]
+        self._place = 0
+
+
+def _summed(pairs: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Nanoseconds of each iteration in each phase, from its marks."""
-    spent = np.zeros((len(logs), phases), np.int64)
-    pairs = np.frombuffer(b''.join(logs), np.int64).reshape(-1, 2)
+    spent = np.zeros((len(lengths), MOST_PHASES), np.int64)
     phase, value = pairs[:, 0], pairs[:, 1]
-    row = np.repeat(np.arange(len(logs)), [len(log) // 2 for log in logs])
+    row = np.repeat(np.arange(len(lengths)), lengths)
     marks, carved = np.flatnonzero(phase >= 0), np.flatnonzero(phase < 0)
     ends, rows = value[marks], row[marks]
     is_first = np.diff(rows, prepend=-1) > 0

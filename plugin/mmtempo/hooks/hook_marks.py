@@ -29,6 +29,10 @@ ALL = 'hooks'
 RARE = {'before_train_epoch', 'after_train_epoch', 'after_train'}
 
 
+# Called with the runner, and what its hooks are called with.
+_Around = Callable[[Any, dict[str, Any]], None]
+
+
 class _Stage(NamedTuple):
     """What is called at a stage, as long as the runner's hooks are these.
 
@@ -41,8 +45,8 @@ class _Stage(NamedTuple):
 
     hooks: list[Hook]
     calls: list[tuple[Hook, int | None]]
-    opening: Callable[..., None]
-    closing: Callable[..., None] | None
+    opening: _Around
+    closing: _Around | None
 
 
 class HookMarks:
@@ -59,18 +63,19 @@ class HookMarks:
 
     Args:
         timeline: What they mark.
-        opening: What is called at a stage before the first hook, instead of a mark.
-        closing: What is called at a stage behind the last hook.
+        opening: What is called at a stage before the first hook, instead of a mark, with the
+            runner and what its hooks are called with.
+        closing: What is called at a stage behind the last hook, alike.
     """
 
     def __init__(
         self,
         timeline: Timeline,
-        opening: dict[str, Callable[..., None]] | None = None,
-        closing: dict[str, Callable[..., None]] | None = None,
+        opening: dict[str, _Around] | None = None,
+        closing: dict[str, _Around] | None = None,
     ) -> None:
         self._timeline, self._closing = timeline, closing or {}
-        self._opening = {stage: timeline.marker(name) for stage, name in BEFORE.items()}
+        self._opening = {stage: self._marking(name) for stage, name in BEFORE.items()}
         self._opening.update(opening or {})
         self.categories = {ALL: 'hook'}  # of phases
 
@@ -89,6 +94,10 @@ class HookMarks:
         if isinstance(caller, _Caller):
             del runner.call_hook
             vars(runner).update(caller.before)
+
+    def _marking(self, name: str) -> _Around:
+        phase = self._timeline.phase(name)
+        return lambda runner, arguments: self._timeline.mark(phase)
 
     def _stage(self, name: str, hooks: list[Hook]) -> _Stage:
         calls: list[tuple[Hook, int | None]] = []
@@ -120,34 +129,35 @@ class _Caller:
     ) -> None:
         self._runner: Callable[[], Any] = weakref.ref(runner)
         self._timeline, self._make = timeline, stage
+        self._log, self._clock = timeline.log, timeline.clock
         self._stages: dict[str, _Stage] = {}
         self.before = {key: value for key, value in vars(runner).items() if key == 'call_hook'}
         self._theirs, self._is_own_way = runner.call_hook, _calls_in_its_own_way(runner)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """As `Runner.call_hook`."""
-        runner = self._runner()
-        if fn_name not in BEFORE:
-            self._theirs(fn_name, **kwargs)
-            return
-        stage = self._stages.get(fn_name)
-        if stage is None or stage.hooks != runner._hooks:
+        runner, stage = self._runner(), self._stages.get(fn_name)
+        if stage is None or stage[0] != runner._hooks:
+            if fn_name not in BEFORE:
+                self._theirs(fn_name, **kwargs)
+                return
             stage = self._stages[fn_name] = self._make(fn_name, runner._hooks)
-        stage.opening(runner, **kwargs)
-        log, clock = self._timeline.log, self._timeline.clock
+        _, calls, opening, closing = stage
+        opening(runner, kwargs)
+        log, clock = self._log, self._clock
         if self._is_own_way:
             self._theirs(fn_name, **kwargs)
             log += (self._timeline.phase(ALL), clock())
         else:
-            for hook, phase in stage.calls:
+            for hook, phase in calls:
                 try:
                     getattr(hook, fn_name)(runner, **kwargs)
                 except TypeError as error:
                     raise TypeError(f'{error} in {hook}') from None
                 if phase is not None:
                     log += (phase, clock())
-        if stage.closing is not None:
-            stage.closing(runner, **kwargs)
+        if closing is not None:
+            closing(runner, kwargs)
 
 
 def _calls_in_its_own_way(runner: Any) -> bool:

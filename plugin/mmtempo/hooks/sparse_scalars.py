@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,7 @@ class SparseScalars:
         self._length = length
         self._rows = ScalarRows() if rows is None else rows
         self._known: dict[str, bool] = {}  # by key whether it has a history
+        self._sources: list[weakref.WeakMethod] = []
         self._window: LogWindow | None = None
         # Not by update_info: a checkpoint would name the key, and stock complain of it.
         hub.runtime_info[KEY] = self
@@ -72,19 +74,31 @@ class SparseScalars:
         if has_history is None or (has_history and key not in self._hub.log_scalars):
             self._feed(key)
 
-    def note_floats(self, *values: tuple[str, float]) -> None:
-        """As `note` of each key and value, where these are the host's own; in one call."""
-        self._rows.note_floats(*values)
-        known, histories = self._known, self._hub.log_scalars
-        for key, _ in values:
-            if key not in known or key not in histories:
-                self._feed(key)
+    def note_later(self, keys: Iterable[str], source: Callable[[], dict[str, list]]) -> None:
+        """Ask for values of the host's own when histories are to be read, not once an iteration.
+
+        Args:
+            keys: Of the values.
+            source: Gives, by key, those that have come since it was asked last; a method, whose
+                object is not kept for it.
+        """
+        self._sources.append(weakref.WeakMethod(source))
+        for key in keys:
+            self._feed(key)
+
+    def gather(self) -> None:
+        """Ask who notes later; waits for nothing."""
+        for known in self._sources:
+            source = known()
+            for key, values in source().items() if source is not None else ():
+                self._extend(key, values, [1] * len(values))
 
     def seal(self, iteration: int) -> None:
         """End an iteration."""
         self._rows.seal(iteration)
         if len(self._rows) >= MOST_ROWS:  # nobody logs, or rarely: memory stays what it is
             self._deliver(self._rows.send() - 1, wait=True)
+            self.gather()
 
     def send(self) -> LogWindow:
         """Start the copy of all that ended iterations noted: what is logged at this point."""
@@ -92,6 +106,7 @@ class SparseScalars:
             self.arrived(self._window, wait=True)
         # What came after the end of the iteration, but before this line.
         self._rows.seal(self._hub.get_info('iter', 0))
+        self.gather()
         self.bound()
         self._window = LogWindow(self._rows.send(), OrderedDict(self._hub.log_scalars))
         for key, history in self._window.histories.items():
@@ -108,10 +123,12 @@ class SparseScalars:
         """Wait for all that was noted."""
         self._rows.seal(self._hub.get_info('iter', 0))
         self._deliver(self._rows.send(), wait=True)
+        self.gather()  # behind the window that is being written, which is complete now
 
     def close(self) -> None:
         """Bring what is left, and let go: the hub outlives the training."""
         self.fetch()
+        self._sources.clear()
         for history in self._hub.log_scalars.values():
             if type(history) is BoundedHistory:
                 history.fetch = history.defer = None
@@ -141,11 +158,13 @@ class SparseScalars:
                 found[0].append(value)
                 found[1].append(count)
         for key, (numbers, counts) in arrived.items():
-            if not self._known[key]:
-                continue
-            if type(self._hub.log_scalars.get(key)) is not BoundedHistory:
-                self._feed(key)  # somebody took it away, or put another one there
-            self._hub.log_scalars[key].extend(numbers, counts)
+            if self._known[key]:
+                self._extend(key, numbers, counts)
+
+    def _extend(self, key: str, values: list, counts: list[int]) -> None:
+        if type(self._hub.log_scalars.get(key)) is not BoundedHistory:
+            self._feed(key)  # somebody took it away, or put another one there
+        self._hub.log_scalars[key].extend(values, counts)
 
     def _feed(self, key: str) -> None:
         """Give a key its history, in the order that keys appear, as stock does."""

@@ -12,6 +12,8 @@ from .sparse_logger_hook import SparseLoggerHook, writes_line
 from .sparse_scalars import SparseScalars
 from .training_monitor import MonitorOptions, TrainingMonitor
 
+TIMES = 'train/time', 'train/data_time'
+
 
 @HOOKS.register_module()
 class ThroughputMonitorHook(IterTimerHook):
@@ -71,15 +73,18 @@ class ThroughputMonitorHook(IterTimerHook):
         self.options = MonitorOptions.checked(interval, stall_factor, watch_interval, stage_profile)
         self._monitor: TrainingMonitor | None = None
         self._timed_at = self._paused_at = 0.0
+        # Of each iteration since anybody asked: when it was here, and seconds waited for its batch.
+        self._moments: list[float] = []
         self._is_complete = False
         self._loggers: list[LoggerHook] = []
         self._scalars: SparseScalars | None = None
+        self._is_known = False  # to the scalars
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
-        self._timed_at = time.perf_counter()
+        self._timed_at, self._moments = time.perf_counter(), []
         self._loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
-        self._scalars = SparseScalars.of(runner.message_hub)
+        self._scalars, self._is_known = SparseScalars.of(runner.message_hub), False
         self._finish(runner)  # of a training that has failed, begun again by hand
         try:
             self._monitor = TrainingMonitor(runner, self.options)
@@ -93,10 +98,16 @@ class ThroughputMonitorHook(IterTimerHook):
                 f'{error}); it does what IterTimerHook does.'
             )
 
+    def get_triggered_stages(self) -> list:
+        """Those at which it has something to do."""
+        found = super().get_triggered_stages()
+        return [stage for stage in found if stage != 'before_train_iter' or self._monitor is None]
+
     def before_val(self, runner: Any) -> None:
         self._paused_at = time.perf_counter()
 
     def after_val(self, runner: Any) -> None:
+        # Of what came before nothing is left: who keeps the scalars reads them before evaluations.
         self._timed_at += time.perf_counter() - self._paused_at
 
     def after_train(self, runner: Any) -> None:
@@ -115,25 +126,39 @@ class ThroughputMonitorHook(IterTimerHook):
         if self._monitor is None:
             super().after_train_iter(runner, batch_idx, data_batch, outputs)
             return
-        now = time.perf_counter()
-        took, self._timed_at = now - self._timed_at, now
-        values = ('train/time', took), ('train/data_time', self._monitor.data_seconds)
-        if self._scalars is not None:  # where ours are logged together, that is a tenth of the cost
-            self._scalars.note_floats(*values)
-        else:
-            for key, value in values:
-                runner.message_hub.update_scalar(key, value)
-        self.time_sec_tot += took
+        monitor = self._monitor
+        moments = self._moments
+        moments += (time.perf_counter(), monitor.data_seconds)
+        if self._scalars is None:
+            for key, values in self._since().items():
+                runner.message_hub.update_scalar(key, *values)
+        elif not self._is_known:
+            self._is_known = True
+            self._scalars.note_later(TIMES, self._since)
         has_line = joins = False
         for hook in self._loggers:
             if writes_line(hook, runner, batch_idx):
                 has_line = True
                 joins |= self._scalars is not None and isinstance(hook, SparseLoggerHook)
         if has_line:
+            if self._scalars is not None:
+                self._scalars.gather()
             self._set_eta(runner)
         interval = self.options.interval
         is_due = has_line if interval is None else self.every_n_train_iters(runner, interval)
-        self._monitor.after_iteration(runner, is_due, joins)
+        if is_due or monitor.timeline.ended >= monitor.look_at:
+            monitor.after_iteration(runner, is_due, joins)
+
+    def _since(self) -> dict[str, list[float]]:
+        """What iterations have taken, since this was asked last."""
+        moments, self._moments = self._moments, []
+        if not moments:
+            return {}
+        ends, waited = moments[::2], moments[1::2]
+        took = [end - start for start, end in zip([self._timed_at, *ends], ends)]
+        self.time_sec_tot += ends[-1] - self._timed_at
+        self._timed_at = ends[-1]
+        return dict(zip(TIMES, (took, waited)))
 
     def _set_eta(self, runner: Any) -> None:
         done = runner.iter + 1

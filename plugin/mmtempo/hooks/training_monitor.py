@@ -25,7 +25,7 @@ from ..core.machine_watch import MachineWatch
 from ..core.run_record import RunRecord
 from ..core.step_watch import StepWatch
 from ..core.tempo_meter import TempoMeter
-from ..core.timeline import FIRST, Timeline, activate, deactivate
+from ..core.timeline import FIRST, NANO, Timeline, activate, deactivate
 from .checkpoint_content import optimizers_of
 from .hook_marks import HookMarks
 from .rank_spread import RankSpread
@@ -42,6 +42,11 @@ MOST_UNSEEN = 600
 UPDATE, ACCUMULATION = range(2)
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
+# What is said of its inputs, and how its batch was delivered where the loader says so.
+_Note = tuple[dict[str, Any], Any]
+# Iterations between two reads of what counts, which take longer than anything else here; those
+# that may turn out to be slow read it as well.
+COUNTED = 8
 LATE = 0.001  # seconds of waiting from which on it is worth to find out what a batch was made of
 
 
@@ -109,14 +114,19 @@ class TrainingMonitor:
             self.timeline, None if self._device_clock is None else self._device_clock.mark
         )
         self._profile = StageWindow.of(options.stage_profile, runner.model, device, runner.iter)
-        is_watched_further = self._device_clock is not None or self._profile is not None
+        self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
+        # Else the watch itself is called, which spares an iteration two calls.
+        is_more = self._device_clock is not None or self._profile is not None or self._batches > 1
         self._marks = HookMarks(
             self.timeline,
-            opening=dict(before_train_iter=self._open, after_train_iter=self._end_step),
+            opening=dict(
+                before_train_iter=self._open,
+                after_train_iter=self._end_step if is_more else self._step.end,
+            ),
             closing=dict(
-                before_train_iter=self._begin_step if is_watched_further else self._step.begin,
+                before_train_iter=self._begin_step if is_more else self._step.begin,
                 after_train_iter=self._settle,
-                after_val=self._settle,
+                after_val=self._count,
             ),
         )
         self._watch: MachineWatch | None = None
@@ -124,45 +134,47 @@ class TrainingMonitor:
             self._watch = MachineWatch(options.watch_interval, readings=MachineReadings(device))
         self._ranks, self._writes = RankSpread(), get_rank() == 0
         self._logger = runner.logger
+        self._meter = TempoMeter(
+            self.timeline,
+            FACTS,
+            self._marks.categories,
+            options.stall_factor,
+            machine=None if self._watch is None else self._watch.between,
+            explain=_explained,
+        )
         self.report = RunReport(
             setting_of(runner),
-            TempoMeter(
-                self.timeline,
-                FACTS,
-                self._marks.categories,
-                options.stall_factor,
-                machine=None if self._watch is None else self._watch.between,
-            ),
+            self._meter,
             RunRecord(runner.work_dir, runner.logger.warning) if self._writes else None,
             runner.iter,
         )
         # What the open iteration has waited for its batch; of several, for all behind its step.
         self.data_seconds = 0.0
-        self._number: int | None = None  # of the open iteration
-        self._last, self._first = runner.iter, runner.iter + 1
-        self._note: dict[str, Any] = {}
-        self._totals: tuple = ()
-        self._shapes: set[tuple] = set()
-        self._knows_updates = False
+        self._number = 0  # of the open iteration; 0 where there is none
+        self._last, self._warm = runner.iter, runner.iter + WARM_UP
+        self._kind = self._no_update = UPDATE
+        self._note: _Note = ({}, None)
+        self._totals: tuple | None = None  # where the open iteration has read them
+        self._shapes: dict[tuple | None, dict[str, Any]] = {None: {}}  # what notes say of each
         self._steps = 0  # of optimizers, until the open iteration
-        self._look_at = MOST_UNSEEN
+        self._suspect = 0.0  # nanoseconds from which on an iteration may turn out to be slow
+        self.look_at = MOST_UNSEEN  # when so many have ended
         self._device_parts: dict[str, LogHistogram] = {}
         # It knows its runner, which nothing here may keep.
         self._loop: Callable[[], Any] = weakref.ref(runner.train_loop)
-        self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
         self._worker_of = worker_of(runner)
         self._end_of_run: weakref.finalize | None = None
         self._has_ended = False
 
     def begin(self, runner: Any) -> None:
         """From now on, all time belongs to the training."""
-        self._knows_updates = self._step.install(runner.model, optimizers_of(runner))
-        if not self._knows_updates:
+        if self._step.install(runner.model, optimizers_of(runner)):
+            self._no_update = ACCUMULATION
+        else:
             runner.logger.info(
                 'ThroughputMonitorHook: train_step is compiled, so its parts are not told apart.'
             )
         self._counters.start()
-        self._settle()
         if self._watch is not None:
             self._watch.start()
         # When the run has failed nobody tells: then it goes, or Python ends.
@@ -173,7 +185,7 @@ class TrainingMonitor:
         self.timeline.start()
 
     def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
-        """Once an iteration, from within the hooks behind its step.
+        """At log points, and at `look_at`, from within the hooks behind a step.
 
         Args:
             runner: Of the training.
@@ -183,12 +195,11 @@ class TrainingMonitor:
         """
         if is_log_point:
             self._tell(runner, joins)
-        elif self.timeline.ended >= self._look_at:
+        else:
             self._gather(runner.iter + 1)
             self.report.look()
-        else:
-            return
-        self._look_at = self.report.seen + MOST_UNSEEN
+        self.look_at = self.report.seen + MOST_UNSEEN
+        self._suspect = self._meter.suspect / NANO
 
     def leave(self, runner: Any, is_complete: bool) -> None:
         """The training is over, or another one begins."""
@@ -210,82 +221,88 @@ class TrainingMonitor:
         else:
             self._end('crashed', f'{type(error).__name__}: {error}')
 
-    def _open(self, runner: Any, batch_idx: int = 0, data_batch: Any = None) -> None:
+    def _open(self, runner: Any, arguments: dict[str, Any]) -> None:
         """Before the first hook of an iteration: its batch is here, the one before has ended."""
-        self._close()
-        self.data_seconds = self.timeline.begin()
+        timeline = self.timeline
+        if self._number:
+            timeline.close(self._number, self._kind, self._totals, self._note)
+            self._kind, self._totals = self._no_update, None
+        self.data_seconds = timeline.begin()
         self._last = self._number = number = self._last + 1
-        shape = shape_of(data_batch)
-        self._note = dict(shape=shape)
-        if number < self._first + WARM_UP:
-            self._note['is_first'] = True
-        if shape not in self._shapes:
-            self._learn(shape)
-        if not self._note_delivery() and data_batch is not None and self.data_seconds > LATE:
-            self._note['files'] = files_of(data_batch)
-            self._note['worker'] = self._worker_of(batch_idx)
-
-    def _learn(self, shape: tuple | None) -> None:
-        """Inputs of a shape that was not seen before."""
-        if shape is not None and len(self._shapes) < MOST_SHAPES:
-            self._shapes.add(shape)
-            if 'is_first' not in self._note:
-                self._note['is_new_shape'] = True
-
-    def _note_delivery(self) -> bool:
-        """How the batch came; of several in one iteration, the one that was waited for longest."""
+        batch = arguments.get('data_batch')
+        shape = shape_of(batch)
+        said = self._shapes.get(shape)
+        if said is None or number <= self._warm:
+            said = self._learn(shape, number)
         # The loop's, as it is now: hooks may build another one in the middle of a training.
         deliveries = getattr(self._loop().dataloader, 'deliveries', None)
-        if not deliveries:
-            return False
-        if self._batches == 1:
-            self._note['delivery'] = deliveries[-1]
+        if deliveries:
+            self._note = said, deliveries[-1]
+        elif batch is not None and self.data_seconds > LATE:
+            worker = self._worker_of(arguments.get('batch_idx', 0))
+            self._note = dict(said, files=files_of(batch), worker=worker), None
         else:
-            latest = itertools.islice(reversed(deliveries), self._batches)
-            self._note['delivery'] = max(latest, key=lambda one: one.waited)
-        return True
+            self._note = said, None
 
-    def _begin_step(self, *args: Any, **kwargs: Any) -> None:
+    def _learn(self, shape: tuple | None, number: int) -> dict[str, Any]:
+        """What to say of inputs of a shape that was not seen before, or in a first iteration."""
+        says = dict(shape=shape)
+        is_new = shape not in self._shapes and len(self._shapes) <= MOST_SHAPES
+        if is_new:
+            self._shapes[shape] = says
+        if number <= self._warm:
+            return dict(says, is_first=True)
+        return dict(says, is_new_shape=True) if is_new else says
+
+    def _begin_step(self, *args: Any) -> None:
         self._step.begin()
         if self._device_clock is not None:
             self._device_clock.begin()
-        if self._profile is not None and self._number is not None:
+        if self._profile is not None and self._number:
             self._profile.begin(self._number)
 
-    def _end_step(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+    def _end_step(self, *args: Any) -> None:
         """The training step is over, and the first hook behind it not yet called."""
-        if self._knows_updates:
-            self._step.end()
-        else:
-            self.timeline.mark(self.timeline.phase('train_step'))
-            if self._device_clock is not None:
-                self._device_clock.mark('train_step')
-        if self._number is None:  # a loop of somebody's own, without the hooks before
-            self.timeline.start()
+        self._step.end()
+        if not self._number:
             return
         if self._batches > 1:
-            self._note_delivery()
+            self._note_longest()
             self.data_seconds = self.timeline.spent(FIRST)
         if self._device_clock is not None:
             self._device_clock.end(self._number)
         if self._profile is not None:
             self._profile.end(self._number)
 
-    def _settle(self, *args: Any, **kwargs: Any) -> None:
-        """The last hook has been called, for now."""
+    def _note_longest(self) -> None:
+        """Of several batches in one iteration, how the one came that was waited for longest."""
+        deliveries = getattr(self._loop().dataloader, 'deliveries', None)
+        if deliveries:
+            latest = itertools.islice(reversed(deliveries), self._batches)
+            self._note = self._note[0], max(latest, key=lambda one: one.waited)
+
+    def _settle(self, *args: Any) -> None:
+        """The last hook behind a step has been called."""
+        steps, timeline = self._step.steps, self.timeline
+        if steps > self._steps:
+            self._steps, self._kind = steps, UPDATE
+        if not self._number % COUNTED or timeline.log[-1] - timeline.opened > self._suspect:
+            self._count()
+
+    def _count(self, *args: Any) -> None:
+        """Read what counts, for the open iteration."""
+        if not self._number:  # a loop of somebody's own, without the hooks before a step
+            self.timeline.start()
+            return
         dynamo = sys.modules.get('torch._dynamo.utils')
         # How often torch has compiled something in this process.
         frames = 0 if dynamo is None else dynamo.counters['frames'].get('ok', 0)
         self._totals = (*self._counters.read(), frames)
 
     def _close(self) -> None:
-        if self._number is None:
-            return
-        steps = self._step.steps
-        updated = not self._knows_updates or steps > self._steps
-        kind = UPDATE if updated else ACCUMULATION
-        self.timeline.close(self._number, kind, self._totals, self._note)
-        self._number, self._steps = None, steps
+        if self._number:
+            self.timeline.close(self._number, self._kind, self._totals, self._note)
+            self._number = 0
 
     def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""
@@ -373,6 +390,12 @@ def _error_of_a_training() -> BaseException | None:
             return error
         frame = frame.tb_next
     return None
+
+
+def _explained(note: _Note) -> dict[str, Any]:
+    """As `Slow` has it."""
+    said, delivery = note
+    return said if delivery is None else dict(said, delivery=delivery)
 
 
 def worker_of(runner: Any) -> Callable[[int], int | None]:
