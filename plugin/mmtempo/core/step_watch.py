@@ -160,10 +160,14 @@ class StepWatch:
         """The only optimizer is asked for its step."""
         # First of all: then nothing else of this gets into a graph. `is_compiling` knows of exports
         # as well, which are no steps, and costs three times as much.
-        if not is_dynamo_compiling() and self.watching:
-            self._mark(self._inside[-1] if self._inside else self._state[STEP])
-            self._state = ASKED
-            self.steps += 1
+        if is_dynamo_compiling() or not self.watching:
+            return
+        ended = self._inside[-1] if self._inside else self._state[STEP]
+        self._log += (self._phases[ended], self._clock())
+        if self._then is not None:
+            self._then(ended)
+        self._state = ASKED
+        self.steps += 1
 
     def _entering(self, *args: Any) -> None:
         """One of several optimizers begins its step, or one that calls the model for it."""
@@ -204,6 +208,7 @@ class _Forward:
     def __init__(self, watch: StepWatch, forward: Callable[..., Any], was_own: bool) -> None:
         self.watch, self.forward, self.was_own = watch, forward, was_own
 
+    # Once an iteration, as what an optimizer calls: so both mark by themselves, without a call.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watch, forward = self.watch, self.forward
         if is_dynamo_compiling() or not watch.watching:
@@ -212,14 +217,19 @@ class _Forward:
         ended = inside[-1] if inside else watch._state[FORWARD]
         if ended == FORWARD:
             return forward(*args, **kwargs)  # one within another
+        log, clock, phases, then = watch._log, watch._clock, watch._phases, watch._then
         inside.append(FORWARD)
-        watch._mark(ended)
+        log += (phases[ended], clock())
+        if then is not None:
+            then(ended)
         try:
             return forward(*args, **kwargs)
         finally:
             if inside:
                 inside.pop()
-                watch._mark(FORWARD)
+                log += (phases[FORWARD], clock())
+                if then is not None:
+                    then(FORWARD)
                 watch._state = CALLED
 
     def __reduce__(self) -> tuple:

@@ -48,7 +48,6 @@ class TempoMeter:
         keep: How many stalls are kept, the longest. Defaults to 50.
         machine: What the machine has to say of the time between two moments of
             `time.perf_counter`. Defaults to None.
-        explain: Makes of the timeline's note of an iteration what `Slow` has. Defaults to dict.
     """
 
     def __init__(
@@ -59,11 +58,10 @@ class TempoMeter:
         factor: float = 8.0,
         keep: int = KEEP,
         machine: Callable[[float, float], dict] | None = None,
-        explain: Callable[[Any], dict] = dict,
     ) -> None:
         self._timeline, self._facts = timeline, facts
         self._categories = {} if categories is None else categories
-        self._machine, self._explain = machine, explain
+        self._machine = machine
         self._detector = StallDetector(factor)
         self._longest = _Longest(keep)
         self._lost = _Lost()
@@ -212,7 +210,6 @@ class TempoMeter:
         seconds = float(kept.seconds[row])
         start = self._timeline.began * NANO + float(kept.starts[row])
         counted, usually_counted = facts.of(row, near)
-        note = kept.notes[row]
         slow = Slow(
             number=int(kept.numbers[row]),
             seconds=seconds,
@@ -222,7 +219,7 @@ class TempoMeter:
             facts=self._named(self._facts, counted),
             usual_facts=self._named(self._facts, usually_counted),
             machine={} if self._machine is None else self._machine(start, start + seconds),
-            note={} if note is None else self._explain(note),
+            note=kept.notes[row] or {},
         )
         found = blame(slow, self._categories)
         return dict(

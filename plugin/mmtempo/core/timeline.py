@@ -199,9 +199,11 @@ class Timeline:
         self._numbers[rows], self._starts[rows], self._kinds[rows] = numbers, starts, kinds
         marks = np.array(self.log[: self._place], np.int64).reshape(-1, 2)
         self._spent[rows] = _summed(marks, np.array(lengths) // 2, self._starts[rows])
+        self._facts[rows] = np.nan
         for row, counted, note in zip(rows.tolist(), facts, notes):
-            self._facts[row] = np.nan if counted is None else counted
             self._notes[row] = note
+            if counted is not None:
+                self._facts[row] = counted
         self._closed.clear()
         del self.log[: self._place]
         self._place = 0

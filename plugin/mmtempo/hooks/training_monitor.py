@@ -42,8 +42,6 @@ MOST_UNSEEN = 600
 UPDATE, ACCUMULATION = range(2)
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
-# What is said of its inputs, and how its batch was delivered where the loader says so.
-_Note = tuple[dict[str, Any], Any]
 # Iterations between two reads of what counts, which take longer than anything else here; those
 # that may turn out to be slow read it as well.
 COUNTED = 8
@@ -140,7 +138,6 @@ class TrainingMonitor:
             self._marks.categories,
             options.stall_factor,
             machine=None if self._watch is None else self._watch.between,
-            explain=_explained,
         )
         self.report = RunReport(
             setting_of(runner),
@@ -153,9 +150,10 @@ class TrainingMonitor:
         self._number = 0  # of the open iteration; 0 where there is none
         self._last, self._warm = runner.iter, runner.iter + WARM_UP
         self._kind = self._no_update = UPDATE
-        self._note: _Note = ({}, None)
+        self._note: dict[str, Any] | None = None  # where it may be slow
         self._totals: tuple | None = None  # where the open iteration has read them
         self._shapes: dict[tuple | None, dict[str, Any]] = {None: {}}  # what notes say of each
+        self._of_shape: dict[str, Any] | None = None  # and of its own
         self._steps = 0  # of optimizers, until the open iteration
         self._suspect = 0.0  # nanoseconds from which on an iteration may turn out to be slow
         self.look_at = MOST_UNSEEN  # when so many have ended
@@ -226,23 +224,13 @@ class TrainingMonitor:
         timeline = self.timeline
         if self._number:
             timeline.close(self._number, self._kind, self._totals, self._note)
-            self._kind, self._totals = self._no_update, None
+            self._kind, self._totals, self._note = self._no_update, None, None
         self.data_seconds = timeline.begin()
         self._last = self._number = number = self._last + 1
-        batch = arguments.get('data_batch')
-        shape = shape_of(batch)
-        said = self._shapes.get(shape)
-        if said is None or number <= self._warm:
-            said = self._learn(shape, number)
-        # The loop's, as it is now: hooks may build another one in the middle of a training.
-        deliveries = getattr(self._loop().dataloader, 'deliveries', None)
-        if deliveries:
-            self._note = said, deliveries[-1]
-        elif batch is not None and self.data_seconds > LATE:
-            worker = self._worker_of(arguments.get('batch_idx', 0))
-            self._note = dict(said, files=files_of(batch), worker=worker), None
-        else:
-            self._note = said, None
+        shape = shape_of(arguments.get('data_batch'))
+        self._of_shape = self._shapes.get(shape)
+        if self._of_shape is None or number <= self._warm:
+            self._of_shape = self._learn(shape, number)
 
     def _learn(self, shape: tuple | None, number: int) -> dict[str, Any]:
         """What to say of inputs of a shape that was not seen before, or in a first iteration."""
@@ -267,27 +255,36 @@ class TrainingMonitor:
         if not self._number:
             return
         if self._batches > 1:
-            self._note_longest()
             self.data_seconds = self.timeline.spent(FIRST)
         if self._device_clock is not None:
             self._device_clock.end(self._number)
         if self._profile is not None:
             self._profile.end(self._number)
 
-    def _note_longest(self) -> None:
-        """Of several batches in one iteration, how the one came that was waited for longest."""
-        deliveries = getattr(self._loop().dataloader, 'deliveries', None)
-        if deliveries:
-            latest = itertools.islice(reversed(deliveries), self._batches)
-            self._note = self._note[0], max(latest, key=lambda one: one.waited)
-
-    def _settle(self, *args: Any) -> None:
+    def _settle(self, runner: Any, arguments: dict[str, Any]) -> None:
         """The last hook behind a step has been called."""
         steps, timeline = self._step.steps, self.timeline
         if steps > self._steps:
             self._steps, self._kind = steps, UPDATE
-        if not self._number % COUNTED or timeline.log[-1] - timeline.opened > self._suspect:
+        if timeline.log[-1] - timeline.opened > self._suspect:
+            self._note = self._explained(arguments)
             self._count()
+        elif not self._number % COUNTED:
+            self._count()
+
+    def _explained(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What there is to say of an iteration that may be slow: `Slow.note`."""
+        note = dict(self._of_shape or {})
+        # The loop's, as it is now: hooks may build another one in the middle of a training.
+        deliveries = getattr(self._loop().dataloader, 'deliveries', None)
+        batch = arguments.get('data_batch')
+        if deliveries:  # of several in one iteration, the one that was waited for longest
+            latest = itertools.islice(reversed(deliveries), self._batches)
+            note['delivery'] = max(latest, key=lambda one: one.waited)
+        elif batch is not None and self.data_seconds > LATE:
+            worker = self._worker_of(arguments.get('batch_idx', 0))
+            note.update(files=files_of(batch), worker=worker)
+        return note
 
     def _count(self, *args: Any) -> None:
         """Read what counts, for the open iteration."""
@@ -300,9 +297,13 @@ class TrainingMonitor:
         self._totals = (*self._counters.read(), frames)
 
     def _close(self) -> None:
-        if self._number:
-            self.timeline.close(self._number, self._kind, self._totals, self._note)
-            self._number = 0
+        """End the last iteration."""
+        if not self._number:
+            return
+        if self._note is None and self._loop() is not None:  # in the midst of an iteration
+            self._note = self._explained({})
+        self.timeline.close(self._number, self._kind, self._totals, self._note)
+        self._number = 0
 
     def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""
@@ -390,12 +391,6 @@ def _error_of_a_training() -> BaseException | None:
             return error
         frame = frame.tb_next
     return None
-
-
-def _explained(note: _Note) -> dict[str, Any]:
-    """As `Slow` has it."""
-    said, delivery = note
-    return said if delivery is None else dict(said, delivery=delivery)
 
 
 def worker_of(runner: Any) -> Callable[[int], int | None]:
