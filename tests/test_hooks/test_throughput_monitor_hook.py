@@ -10,6 +10,7 @@ import math
 import random
 import sys
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
 from mmtempo.core.nonfinite import NonFiniteError
 from mmtempo.core.step_watch import StepWatch
+from mmtempo.core.timeline import Timeline
 from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, training_monitor
 from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
@@ -330,6 +332,76 @@ def test_whoever_reads_times_finds_those_of_each_iteration(
         assert len(ReadsTimes.found[45]) == 9  # from the evaluation on, before which all was told
 
 
+@pytest.mark.parametrize('accumulation', [1, 2])
+def test_an_iteration_that_fails_behind_its_step_is_of_its_kind(
+    accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With accumulation as well; so the stall before a crash is found."""
+    monkeypatch.setattr(SlowAtTimes, 'slow', ())
+    monkeypatch.setattr(Works, 'at', {44: lambda: clock.go(0.8)})
+    kinds, close = [], Timeline.close
+
+    def note(self: Any, number: int, kind: int, *args: Any) -> None:
+        kinds.append(kind)
+        close(self, number, kind, *args)
+
+    monkeypatch.setattr(Timeline, 'close', note)
+    cfg = monitored(tmp_path, SPARSE, iterations=60)
+    cfg.optim_wrapper.accumulative_counts = accumulation
+    cfg.custom_hooks.append(dict(type='FailsBehind', at=44))
+    with pytest.raises(ZeroDivisionError):
+        run_tool('train.py', lambda: cfg, lambda cfg: Runner.from_cfg(cfg).train())
+    update, none = training_monitor.UPDATE, training_monitor.ACCUMULATION
+    assert kinds == [none if number % accumulation else update for number in range(1, 45)]
+    assert 44 in {stall['iter'] for stall in summary_of(tmp_path)['stalls']}
+
+
+@HOOKS.register_module()
+class FailsBehind(Hook):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        if runner.iter + 1 == self.at:
+            raise ZeroDivisionError
+
+
+@HOOKS.register_module()
+class EvaluatesFirst(Hook):
+    priority = 'LOWEST'
+
+    def before_train(self, runner: Any) -> None:
+        runner.val_loop.run()
+
+
+def test_an_evaluation_before_the_first_iteration_is_in_the_ledger(tmp_path: Path) -> None:
+    start = clock.now
+    cfg = monitored(tmp_path, SPARSE, iterations=20)
+    cfg.train_cfg.val_interval = 1000
+    cfg.custom_hooks.append(dict(type='EvaluatesFirst'))
+    Runner.from_cfg(cfg).train()
+    summary = summary_of(tmp_path)
+    assert summary['phases']['evaluation']['seconds'] > EVALUATION
+    assert math.isclose(summary['seconds'], (clock.now - start) / SECOND, rel_tol=1e-3)
+
+
+def test_times_do_not_become_many_where_nobody_logs(tmp_path: Path) -> None:
+    cfg = monitored(tmp_path, SPARSE, iterations=40, interval=7)
+    cfg.train_cfg.val_interval = 1000
+    cfg.default_hooks.logger.interval = 1000
+    runner = Runner.from_cfg(cfg)
+    hook = next(hook for hook in runner.hooks if isinstance(hook, ThroughputMonitorHook))
+    most, since = [], ThroughputMonitorHook._since
+
+    def note(self: Any) -> dict:
+        most.append(len(self._moments))
+        return since(self)
+
+    hook._since = types.MethodType(note, hook)  # type: ignore[method-assign]
+    runner.train()
+    assert 0 < max(most) <= 2 * 7
+
+
 def test_what_counts_is_read_now_and_then_and_where_it_was_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +418,11 @@ def test_what_counts_is_read_now_and_then_and_where_it_was_slow(
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     Runner.from_cfg(cfg).train()
     # Up to the log line at which 20 iterations have ended, nobody knows what is usual.
-    assert counted == [*range(1, 30), *sorted({*range(32, 301, 8), 101, 140})]
+    assert counted == [
+        *range(1, 30),
+        *sorted({*range(32, 301, 8), 101, 140}),
+        300,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def test_accumulation() -> None:
         (dict(inputs=[torch.zeros(3, 4), torch.zeros(5, 6)]), (2, 3, 4)),
         (dict(inputs=[]), (0,)),
         (dict(inputs='x'), None),
+        (dict(inputs=['a', 'b']), (2,)),
+        (torch.zeros(2, 3), None),
         ([1], None),
         (None, None),
     ],

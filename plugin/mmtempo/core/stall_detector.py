@@ -78,7 +78,8 @@ class StallDetector:
     def suspect(self) -> float:
         """Seconds from which on the next ones may turn out to be slow; 0 while none is known.
 
-        Of the kind that takes least, and with room for what is usual to become less.
+        Of the kind that takes least, with some room for what is usual to become less: where it
+        becomes a quarter less, what is slow then may not be suspect until this is asked again.
         """
         usual = min((kind.usual for kind in self._kinds.values() if kind.usual), default=0.0)
         return usual + NEARLY * max(self._rule.least * usual, MARGIN) if usual else 0.0

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
@@ -45,7 +44,8 @@ class StepWatch:
 
     A module gets a `forward` of its own, which tells the watch, and an optimizer torch's hooks.
     They do nothing but between `begin` and `end`, so that an evaluation of the same model is no
-    part of a step. Torch has hooks for modules as well: they take three times as long.
+    part of a step. Torch has hooks for modules as well: they take three times as long. Copies have
+    none of it, but for replicas of `nn.parallel.replicate`, which call the original.
 
     - What comes before the model is called is its preprocessor, which brings the batch to the
       device. It is not watched itself.
@@ -58,7 +58,7 @@ class StepWatch:
       device belongs to it then, since nobody on the host sees where a backward pass ends. Between
       the calls of a model that is called several times for one loss, it is of little account.
     - 'step' lasts until `end`, so `zero_grad` belongs to it, or until the model is called again.
-      Of several optimizers each one's ends when it has done it.
+      Of several optimizers, or with a closure, it ends when the optimizer has done it.
     - Where the model itself is not called, but parts of it, it is 'forward and backward' that
       lasts until the step.
     - Torch orders an optimizer's hooks as they came: what one from before ours takes is
@@ -81,7 +81,7 @@ class StepWatch:
         self._log, self._clock, self._then = timeline.log, timeline.clock, then
         self._inside: list[str] = []  # what is going on, the innermost last
         self._state = self._at_begin = UNCALLED
-        self._is_installed = False
+        self._is_installed = self._sees_ends = False
         self._handles: list[Any] = []
         # They know their training, which may end without a word; nothing here is to keep it.
         self._modules: list[Callable[[], nn.Module | None]] = []
@@ -98,7 +98,7 @@ class StepWatch:
         """
         self.close()
         layers = layers_of(model)
-        self._is_installed, self._at_begin = True, UNCALLED
+        self._is_installed, self._sees_ends, self._at_begin = True, False, UNCALLED
         if any('train_step' in vars(layer) for layer in layers):
             self._at_begin = COMPILED
             return False
@@ -107,13 +107,13 @@ class StepWatch:
             if isinstance(layer, nn.DataParallel):
                 break  # it calls copies of what is within, in other threads
         optimizers = list(optimizers)
-        is_only_one = len(optimizers) == 1 and not isinstance(optimizers[0], torch.optim.LBFGS)
+        is_only_one = len(optimizers) == 1
         for optimizer in optimizers:
             self._handles.append(
                 optimizer.register_step_pre_hook(self._asking if is_only_one else self._entering)
             )
             if not is_only_one:
-                self._handles.append(optimizer.register_step_post_hook(self._leaving))
+                self._see_its_end(optimizer)
         return True
 
     def begin(self, *args: Any) -> None:
@@ -139,6 +139,8 @@ class StepWatch:
             ours = own.get('forward')
             if not isinstance(ours, _Forward) or ours.watch is not self:
                 continue  # the module is gone, or somebody has put another one around ours
+            while isinstance(ours.forward, _Forward) and not ours.forward.watch._is_installed:
+                ours = ours.forward  # of one that was closed while this was around it
             if ours.was_own:
                 own['forward'] = ours.forward
             else:
@@ -156,11 +158,20 @@ class StepWatch:
         if self._then is not None:
             self._then(part)
 
-    def _asking(self, *args: Any) -> None:
+    def _see_its_end(self, optimizer: Optimizer) -> None:
+        self._sees_ends = True
+        self._handles.append(optimizer.register_step_post_hook(self._leaving))
+
+    def _asking(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         """The only optimizer is asked for its step."""
         # First of all: then nothing else of this gets into a graph. `is_compiling` knows of exports
         # as well, which are no steps, and costs three times as much.
         if is_dynamo_compiling() or not self.watching:
+            return
+        if len(args) > 1 or kwargs:  # a closure: it may call the model
+            if not self._sees_ends:
+                self._see_its_end(optimizer)
+            self._entering()
             return
         ended = self._inside[-1] if self._inside else self._state[STEP]
         self._log += (self._phases[ended], self._clock())
@@ -170,7 +181,7 @@ class StepWatch:
         self.steps += 1
 
     def _entering(self, *args: Any) -> None:
-        """One of several optimizers begins its step, or one that calls the model for it."""
+        """One of several optimizers begins its step, or one that was given a closure."""
         if not is_dynamo_compiling() and self.watching:
             self._mark(self._inside[-1] if self._inside else self._state[STEP])
             self._inside.append(STEP)

@@ -58,6 +58,7 @@ class SparseScalars:
         self._rows = ScalarRows() if rows is None else rows
         self._known: dict[str, bool] = {}  # by key whether it has a history
         self._sources: list[weakref.WeakMethod] = []
+        self._later: set[str] = set()  # keys of theirs
         self._window: LogWindow | None = None
         # Not by update_info: a checkpoint would name the key, and stock complain of it.
         hub.runtime_info[KEY] = self
@@ -84,6 +85,7 @@ class SparseScalars:
         """
         self._sources.append(weakref.WeakMethod(source))
         for key in keys:
+            self._later.add(key)
             self._feed(key)
 
     def gather(self) -> None:
@@ -110,7 +112,7 @@ class SparseScalars:
         self.bound()
         self._window = LogWindow(self._rows.send(), OrderedDict(self._hub.log_scalars))
         for key, history in self._window.histories.items():
-            if history.fetch is None:
+            if history.fetch is None or key in self._later:  # nothing of it is on its way
                 self._window.histories[key] = history.frozen()
         return self._window
 

@@ -141,13 +141,17 @@ class ThroughputMonitorHook(IterTimerHook):
                 has_line = True
                 joins |= self._scalars is not None and isinstance(hook, SparseLoggerHook)
         if has_line:
-            if self._scalars is not None:
-                self._scalars.gather()
+            self._gather()
             self._set_eta(runner)
         interval = self.options.interval
         is_due = has_line if interval is None else self.every_n_train_iters(runner, interval)
         if is_due or monitor.timeline.ended >= monitor.look_at:
+            self._gather()  # also where nobody writes a line: they are not to become many
             monitor.after_iteration(runner, is_due, joins)
+
+    def _gather(self) -> None:
+        if self._scalars is not None:
+            self._scalars.gather()
 
     def _since(self) -> dict[str, list[float]]:
         """What iterations have taken, since this was asked last."""

@@ -124,6 +124,7 @@ class TrainingMonitor:
             closing=dict(
                 before_train_iter=self._begin_step if is_more else self._step.begin,
                 after_train_iter=self._settle,
+                after_train_epoch=self._count,
                 after_val=self._count,
             ),
         )
@@ -167,7 +168,7 @@ class TrainingMonitor:
     def begin(self, runner: Any) -> None:
         """From now on, all time belongs to the training."""
         if self._step.install(runner.model, optimizers_of(runner)):
-            self._no_update = ACCUMULATION
+            self._kind = self._no_update = ACCUMULATION
         else:
             runner.logger.info(
                 'ThroughputMonitorHook: train_step is compiled, so its parts are not told apart.'
@@ -264,6 +265,9 @@ class TrainingMonitor:
     def _settle(self, runner: Any, arguments: dict[str, Any]) -> None:
         """The last hook behind a step has been called."""
         steps, timeline = self._step.steps, self.timeline
+        if not self._number:  # a loop of somebody's own, without the hooks before a step
+            timeline.start()
+            return
         if steps > self._steps:
             self._steps, self._kind = steps, UPDATE
         if timeline.log[-1] - timeline.opened > self._suspect:
@@ -288,9 +292,6 @@ class TrainingMonitor:
 
     def _count(self, *args: Any) -> None:
         """Read what counts, for the open iteration."""
-        if not self._number:  # a loop of somebody's own, without the hooks before a step
-            self.timeline.start()
-            return
         dynamo = sys.modules.get('torch._dynamo.utils')
         # How often torch has compiled something in this process.
         frames = 0 if dynamo is None else dynamo.counters['frames'].get('ok', 0)
@@ -300,7 +301,9 @@ class TrainingMonitor:
         """End the last iteration."""
         if not self._number:
             return
-        if self._note is None and self._loop() is not None:  # in the midst of an iteration
+        if self._step.steps > self._steps:  # in the midst of the hooks behind it
+            self._kind = UPDATE
+        if self._note is None and self._loop() is not None:
             self._note = self._explained({})
         self.timeline.close(self._number, self._kind, self._totals, self._note)
         self._number = 0

@@ -82,13 +82,11 @@ def accumulation_of(wrapper: Any) -> int:
 
 def shape_of(batch: Any) -> tuple | None:
     """Of the inputs of a batch; cheap enough for each iteration."""
-    try:
-        inputs = batch['inputs']
-        if isinstance(inputs, (list, tuple)):
-            return (len(inputs), *inputs[0].shape) if inputs else (0,)
-        return tuple(inputs.shape)
-    except (TypeError, KeyError, AttributeError):
-        return None
+    inputs = batch.get('inputs') if isinstance(batch, dict) else None
+    if isinstance(inputs, (list, tuple)):
+        return (len(inputs), *getattr(inputs[0], 'shape', ())) if inputs else (0,)
+    shape = getattr(inputs, 'shape', None)
+    return None if shape is None else tuple(shape)
 
 
 def files_of(batch: Any) -> list[str]:
