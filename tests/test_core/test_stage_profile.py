@@ -18,10 +18,18 @@ from mmtempo.core.device_clock import TimingEvents
 from mmtempo.core.stage_profile import MOST_FLYING, Stage, StageProfile, find_modules
 
 from .processes import SPAWN, in_child
-from .test_step_watch import Separate, compiling, hooks_of
+from .test_step_watch import Separate, compiling
 from .timing import DEVICE, LateDevice
 
 NAMES = ['backbone', 'neck', 'head']
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(
+        len(hooks)
+        for module in model.modules()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+    )
 
 
 class Clock:
