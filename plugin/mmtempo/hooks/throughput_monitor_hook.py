@@ -8,9 +8,10 @@ from typing import Any
 from mmengine.hooks import IterTimerHook, LoggerHook
 from mmengine.registry import HOOKS
 
+from .monitor_options import MonitorOptions
 from .sparse_logger_hook import SparseLoggerHook, writes_line
 from .sparse_scalars import SparseScalars
-from .training_monitor import MonitorOptions, TrainingMonitor
+from .training_monitor import TrainingMonitor
 
 TIMES = 'train/time', 'train/data_time'
 
