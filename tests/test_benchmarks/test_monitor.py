@@ -1,40 +1,59 @@
-"""Each arm is a process of its own, and trains; the report has the bars of the issue."""
+"""All arms train, in turns; the report has the bars of the issue."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
 from mmtempo.benchmarks import monitor
-from mmtempo.benchmarks.monitor import ROUND, TIMERS, Apart, measure_monitor
+from mmtempo.benchmarks.monitor import ARMS, TIMERS, TURN, Arm, measure_monitor, take_set
+
+trained: list[tuple[int, str]] = []
 
 
-def test_an_arm_trains_in_a_process_of_its_own(tmp_path: Path) -> None:
-    arms = {
-        name: Apart(timer, str(tmp_path / f'{os.getpid()}-{name}'))
-        for name, timer in TIMERS.items()
-    }
-    for _ in range(2):
-        for arm in arms.values():
-            taken = arm.run()
-            assert len(taken) == ROUND
-            assert min(taken) > 0
-    for arm in arms.values():
+@HOOKS.register_module()
+class TellsThatItTrains(Hook):
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        trained.append((id(runner), type(runner.model).__name__))
+
+
+def test_arms_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = dict(type='TellsThatItTrains')
+    monkeypatch.setattr(monitor, 'ARMS', {'no timer': timer, 'ours': timer})
+    monkeypatch.setattr(monitor, 'WARM_UP', 2)
+    rounds = take_set(3, seed=0)
+    assert [len(turns[name]) for turns in rounds for name in ('no timer', 'ours')] == [TURN] * 6
+    runs = [trained[place : place + TURN] for place in range(0, len(trained), TURN)]
+    assert len(runs) == 2 * (2 + 3)
+    assert {len(set(run)) for run in runs} == {1}  # nobody else has had a turn within it
+    for place in range(0, len(runs), 2):
+        assert runs[place] != runs[place + 1]
+
+
+def test_the_monitor_writes_of_its_own_arm(tmp_path: Path) -> None:
+    arms = [Arm(timer, str(tmp_path / f'{os.getpid()}-{name}')) for name, timer in TIMERS.items()]
+    for arm in arms * 2:
+        taken = arm.run(10)
+        assert len(taken) == 10
+        assert min(taken) > 0
+    for arm in arms:
         arm.close()
-    assert len({arm._process.pid for arm in arms.values()} | {os.getpid()}) == len(arms) + 1
-    assert [arm._process.exitcode for arm in arms.values()] == [0, 0, 0]
-    # The monitor has written of its own arm, down to the end; the others have none.
-    assert [path.parent.name for path in tmp_path.rglob('tempo.jsonl')] == [f'{os.getpid()}-ours']
     (lines,) = tmp_path.rglob('tempo.jsonl')
-    assert '"status":"completed"' in lines.read_text().splitlines()[-1]
+    assert lines.parent.name == f'{os.getpid()}-ours'
+    last = lines.read_text().splitlines()[-1]
+    assert '"status":"completed"' in last
+    assert '"iter":20' in last
 
 
-def test_an_arm_that_ends_is_told(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    with pytest.raises(RuntimeError, match='an arm ended with exit code 1'):
-        Apart(dict(type='NoSuchHook'), str(tmp_path / f'{os.getpid()}-none'))
-    assert 'NoSuchHook' in capfd.readouterr().err
+def test_an_arm_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(monitor.ARMS, 'ours', dict(type='NoSuchHook'))
+    with pytest.raises(KeyError, match='NoSuchHook'):
+        measure_monitor(quick=True)
 
 
 def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +62,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(monitor, 'WARM_UP', 1)
     monkeypatch.setattr(monitor, 'SIMULATED', dict(quick=(5000, 6000)))
     report = measure_monitor(quick=True)
-    assert set(report.arms) == {*TIMERS, 'waits an iteration', 'simulated'}
+    assert set(report.arms) == {*ARMS, 'waits an iteration', 'simulated'}
     assert report.arms['ours']['n'] == 4
     assert [(check.limit, check.at_least) for check in report.checks] == [
         (60.0, False),

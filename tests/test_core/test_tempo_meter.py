@@ -20,23 +20,26 @@ from .test_timeline import Clock
 class Run:
     """Iterations of about 100 ms, on a clock that is told to go on."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, before: int = 0, **options: Any) -> None:
         self.clock = Clock()
-        self.timeline = Timeline('data', facts=1, clock=self.clock)
+        self.timeline = Timeline('data', facts=1, clock=self.clock, before=before)
         self.meter = TempoMeter(self.timeline, ('gc_seconds',), **options)
         self.noise = random.Random(0)
-        self.number = 0
+        self.number = before
         self.collected = 0.0
         self.counts = lambda number: True  # whether an iteration has counted
 
-    def go(self, data: float = 0.0, kind: int = 0, note: Any = None, **more: float) -> None:
+    def go(self, data: float = 0.0, note: Any = None, **more: float) -> None:
         self.number += 1
         spent = dict(data=0.01 + data, forward=0.06, backward=0.03, **more)
         for name, seconds in spent.items():
             self.clock.go(seconds * self.noise.lognormvariate(0, 0.02))
-            self.timeline.mark(self.timeline.phase(name))
-        counted = (self.collected,) if self.counts(self.number) else None
-        self.timeline.close(self.number, kind, counted, note)
+            if name == 'data':
+                self.timeline.begin()
+            else:
+                self.timeline.mark(self.timeline.phase(name))
+        self.timeline.tell((self.collected,) if self.counts(self.number) else None, note)
+        self.timeline.end()
 
 
 def test_what_nobody_has_counted_is_no_evidence() -> None:
@@ -53,16 +56,16 @@ def test_what_nobody_has_counted_is_no_evidence() -> None:
 
 def test_what_may_be_slow_is_suspect() -> None:
     """Of the kind that takes least; and whatever is slow in the end was."""
-    run = Run(factor=0.01)
+    run = Run(factor=0.01, kinds_by='step')
     assert run.meter.suspect == 0
     for _ in range(100):
-        run.go(kind=1)
-        run.go(kind=0, data=1.0)
+        run.go()
+        run.go(data=1.0, step=0.01)
     run.meter.take()
     assert run.meter.suspect == pytest.approx(0.12, rel=0.02)
     for tenth in range(100):
-        run.go(kind=1, step=tenth / 1000)
-        run.go(kind=1)
+        run.go(clip=tenth / 1000)
+        run.go()
     run.meter.take(is_last=True)
     slow = [stall['seconds'] for stall in run.meter.summary({})['stalls']]
     assert len(slow) > 40
@@ -151,18 +154,25 @@ def test_calm_trainings_have_no_entries() -> None:
     assert summary['periods'] == summary['stalls'] == summary['changes'] == []
 
 
+def test_where_no_step_is_told_apart_all_are_alike() -> None:
+    run = Run(kinds_by='step')
+    for number in range(200):
+        run.go(clip=0.2 if number == 150 else 0.0)
+    _, stalls = run.meter.take(is_last=True)
+    assert [stall['iter'] for stall in stalls] == [151]
+
+
 def test_accumulation_is_compared_with_its_like() -> None:
-    run = Run()
+    run = Run(kinds_by='step')
     for number in range(400):
-        updates = number % 4 == 3
-        run.go(kind=0 if updates else 1, step=0.2 if updates else 0.0)
+        run.go(step=0.2 if number % 4 == 3 else 0.0)
     _, stalls = run.meter.take(is_last=True)
     assert not stalls
     for number in range(100):
-        run.go(kind=1, step=0.2 if number == 50 else 0.0)
+        run.go(clip=0.2 if number == 50 else 0.0)
     _, stalls = run.meter.take(is_last=True)
     assert [stall['iter'] for stall in stalls] == [451]
-    assert stalls[0]['phase'] == 'step'
+    assert stalls[0]['phase'] == 'clip'
 
 
 # In each iteration; now and then, and in the slow one; and long before it, and behind.
@@ -236,8 +246,7 @@ def test_the_ring_has_the_last_iterations() -> None:
 
 @pytest.mark.parametrize('first', [0, 50_000])
 def test_a_change_of_pace_has_the_number_of_its_iteration(first: int) -> None:
-    run = Run()
-    run.number = first
+    run = Run(first)
     for number in range(1, 601):
         run.go(later=0.1 if number > 300 else 0.0)
         if number % 50 == 0:

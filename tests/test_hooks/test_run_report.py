@@ -33,7 +33,7 @@ class Run:
     def __init__(self, folder: Path | None, first: int = 0) -> None:
         self.clock = Clock()
         self.noise = random.Random(0)
-        self.timeline = Timeline('data', clock=self.clock)
+        self.timeline = Timeline('data', clock=self.clock, before=first)
         self.number = first
         self.said: list[str] = []
         record = None
@@ -48,8 +48,12 @@ class Run:
             self.number += 1
             for name, seconds in dict(data=0.001, forward=0.099, **more).items():
                 self.clock.go(seconds * self.noise.lognormvariate(0, 0.02))
-                self.timeline.mark(self.timeline.phase(name.replace('__', ':')))
-            self.timeline.close(self.number, note=note)
+                if name == 'data':
+                    self.timeline.begin()
+                else:
+                    self.timeline.mark(self.timeline.phase(name.replace('__', ':')))
+            self.timeline.tell(note=note)
+            self.timeline.end()
 
 
 def lines_of(folder: Path, kind: str | None = None) -> list[dict]:

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.registry import DATASETS, HOOKS
-from mmengine.runner import Runner
+from mmengine.registry import DATASETS, HOOKS, LOOPS
+from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.visualization import Visualizer
 
 from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
 from mmtempo.core.nonfinite import NonFiniteError
+from mmtempo.core.stall_detector import StallDetector
 from mmtempo.core.step_watch import StepWatch
-from mmtempo.core.timeline import Timeline
 from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, training_monitor
 from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
@@ -151,6 +151,10 @@ def monitored(work: Path, hooks: dict, iterations: int = 300, **options: Any) ->
     cfg.custom_hooks = [dict(type=name) for name in ('Works', 'SlowNowAndThen', 'SlowEvaluation')]
     cfg.default_hooks.timer = dict(type='ThroughputMonitorHook', watch_interval=0, **options)
     return cfg
+
+
+def hook_of(runner: Runner, cls: type) -> Any:
+    return next(hook for hook in runner.hooks if isinstance(hook, cls))
 
 
 def summary_of(work: Path) -> dict:
@@ -339,20 +343,19 @@ def test_an_iteration_that_fails_behind_its_step_is_of_its_kind(
     """With accumulation as well; so the stall before a crash is found."""
     monkeypatch.setattr(SlowAtTimes, 'slow', ())
     monkeypatch.setattr(Works, 'at', {44: lambda: clock.go(0.8)})
-    kinds, close = [], Timeline.close
+    found, look = [], StallDetector.look
 
-    def note(self: Any, number: int, kind: int, *args: Any) -> None:
-        kinds.append(kind)
-        close(self, number, kind, *args)
+    def note(self: Any, seconds: Any, kinds: Any) -> Any:
+        found.extend(kinds)
+        return look(self, seconds, kinds)
 
-    monkeypatch.setattr(Timeline, 'close', note)
+    monkeypatch.setattr(StallDetector, 'look', note)
     cfg = monitored(tmp_path, SPARSE, iterations=60)
     cfg.optim_wrapper.accumulative_counts = accumulation
     cfg.custom_hooks.append(dict(type='FailsBehind', at=44))
     with pytest.raises(ZeroDivisionError):
         run_tool('train.py', lambda: cfg, lambda cfg: Runner.from_cfg(cfg).train())
-    update, none = training_monitor.UPDATE, training_monitor.ACCUMULATION
-    assert kinds == [none if number % accumulation else update for number in range(1, 45)]
+    assert found == [number % accumulation == 0 for number in range(1, 45)]
     assert 44 in {stall['iter'] for stall in summary_of(tmp_path)['stalls']}
 
 
@@ -360,6 +363,9 @@ def test_an_iteration_that_fails_behind_its_step_is_of_its_kind(
 class FailsBehind(Hook):
     def __init__(self, at: int) -> None:
         self.at = at
+
+    def before_train(self, runner: Any) -> None:
+        runner.optim_wrapper.optimizer.register_step_post_hook(lambda *_: clock.go(0.001))
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         if runner.iter + 1 == self.at:
@@ -385,21 +391,108 @@ def test_an_evaluation_before_the_first_iteration_is_in_the_ledger(tmp_path: Pat
     assert math.isclose(summary['seconds'], (clock.now - start) / SECOND, rel_tol=1e-3)
 
 
-def test_times_do_not_become_many_where_nobody_logs(tmp_path: Path) -> None:
-    cfg = monitored(tmp_path, SPARSE, iterations=40, interval=7)
+@LOOPS.register_module()
+class GrowsTwice(IterBasedTrainLoop):
+    def run_iter(self, data_batch: dict) -> None:
+        if self.iter + 1 in (60, 80):
+            data_batch = dict(inputs=[*data_batch['inputs'], data_batch['inputs'][0]])
+        super().run_iter(data_batch)
+
+
+def test_a_shape_is_new_once_and_the_first_iterations_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowAtTimes, 'slow', ())
+    slow = {number: lambda: clock.go(0.8) for number in (3, 60, 80)}
+    monkeypatch.setattr(Works, 'at', slow)
+    cfg = monitored(tmp_path, SPARSE, iterations=100)
+    cfg.train_cfg.type = 'GrowsTwice'
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    Runner.from_cfg(cfg).train()
+    found = {stall['iter']: stall['cause'] for stall in summary_of(tmp_path)['stalls']}
+    assert found == {3: 'first iterations', 60: 'new input shape', 80: 'to_device'}
+
+
+@LOOPS.register_module()
+class WithoutTheHooksBefore(IterBasedTrainLoop):
+    def run_iter(self, data_batch: dict) -> None:
+        runner = self.runner
+        outputs = runner.model.train_step(data_batch, optim_wrapper=runner.optim_wrapper)
+        runner.call_hook(
+            'after_train_iter', batch_idx=self._iter, data_batch=data_batch, outputs=outputs
+        )
+        self._iter += 1
+
+
+def test_a_loop_without_the_hooks_before_is_trained(tmp_path: Path) -> None:
+    """Of its iterations nothing is known, nor kept."""
+    cfg = monitored(tmp_path, SPARSE, iterations=60)
+    cfg.train_cfg.update(type='WithoutTheHooksBefore', val_interval=1000)
+    cfg.custom_hooks.append(dict(type='CountsMarks'))
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    assert max(hook_of(runner, CountsMarks).found) < 50
+    assert summary_of(tmp_path)['iterations'] == 0
+
+
+@HOOKS.register_module()
+class CountsMarks(Hook):
+    priority = 'LOWEST'
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        monitor = hook_of(runner, ThroughputMonitorHook)._monitor
+        self.found.append(len(monitor.timeline.log))
+
+
+@pytest.mark.parametrize(('interval', 'unseen'), [(7, 600), (None, 16), (30, 16)])
+def test_times_do_not_become_many_where_nobody_logs(
+    interval: int | None, unseen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_monitor, 'MOST_UNSEEN', unseen)
+    cfg = monitored(tmp_path, SPARSE, iterations=60, interval=interval)
     cfg.train_cfg.val_interval = 1000
     cfg.default_hooks.logger.interval = 1000
     runner = Runner.from_cfg(cfg)
-    hook = next(hook for hook in runner.hooks if isinstance(hook, ThroughputMonitorHook))
+    hook = hook_of(runner, ThroughputMonitorHook)
     most, since = [], ThroughputMonitorHook._since
 
     def note(self: Any) -> dict:
         most.append(len(self._moments))
         return since(self)
 
-    hook._since = types.MethodType(note, hook)  # type: ignore[method-assign]
+    hook._since = types.MethodType(note, hook)
     runner.train()
-    assert 0 < max(most) <= 2 * 7
+    assert 0 < max(most) <= 2 * min(interval or 1000, unseen + 1)
+
+
+@pytest.mark.parametrize(
+    ('intervals', 'ignore_last', 'lines'),
+    [
+        ([15], False, [15, 20]),
+        ([15], True, [15]),
+        ([50], False, [20]),  # as stock's, which writes a line of each epoch
+        ([50], True, [20]),
+        ([15, 6], True, [6, 12, 15, 18]),
+    ],
+)
+def test_a_window_ends_where_a_line_is_written(
+    intervals: list[int], ignore_last: bool, lines: list[int], tmp_path: Path
+) -> None:
+    """The rest of an epoch of twenty iterations as well."""
+    cfg = by_epoch(monitored(tmp_path, SPARSE), 3)
+    logger, *others = [
+        dict(cfg.default_hooks.logger, interval=interval, ignore_last=ignore_last)
+        for interval in intervals
+    ]
+    cfg.default_hooks.logger = logger
+    cfg.custom_hooks += others
+    Runner.from_cfg(cfg).train()
+    found = [line['iter'] for line in lines_of(tmp_path) if line['kind'] == 'window']
+    # That of the line itself has not ended yet.
+    assert found == [epoch + line - 1 for epoch in (0, 20, 40) for line in lines] + [60]
 
 
 def test_what_counts_is_read_now_and_then_and_where_it_was_slow(
@@ -409,7 +502,7 @@ def test_what_counts_is_read_now_and_then_and_where_it_was_slow(
     counted, count = [], TrainingMonitor._count
 
     def count_too(self: Any, *args: Any) -> None:
-        counted.append(self._number)
+        counted.append(self.timeline.number)
         count(self, *args)
 
     monkeypatch.setattr(TrainingMonitor, '_count', count_too)

@@ -354,13 +354,13 @@ class Clocked(Hook):
         Clocked.now += nanoseconds
 
     def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
-        self.timeline.mark(self.timeline.phase('data'))
+        self.timeline.begin()
 
-    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+    def after_train_iter(self, *args: Any, **kwargs: Any) -> None:
         self.timeline.mark(self.timeline.phase('step'))
-        self.timeline.close(runner.iter)
 
     def after_train(self, runner: Any) -> None:
+        self.timeline.end()
         deactivate(self.timeline)
 
 

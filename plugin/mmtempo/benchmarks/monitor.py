@@ -10,7 +10,7 @@ import random
 import statistics
 import tempfile
 import time
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
 from rich.table import Table
 
+from ..core.machine_readings import MachineReadings
+from ..core.machine_watch import MachineWatch
 from ..doctor.wait_report import count_waits
-from .checkpoint import take_rounds
 from .harness import Report, Timing
 from .monitor_simulation import INTERVAL, STALL, held
 
@@ -29,13 +30,14 @@ from .monitor_simulation import INTERVAL, STALL, held
 MAX_MICROSECONDS = 60.0
 MAX_WAITS = 0
 MAX_GROWTH = 1.02
-# Iterations of a round, with two log lines among them.
-ROUND = 100
-# Processes begun anew, and rounds with each. Where a process lies in memory makes up more than all
-# that is measured, so that many sets tell more than many rounds of one.
-SETS = dict(quick=8, full=24)
-ROUNDS = dict(quick=4, full=4)
-WARM_UP = 2
+# Iterations of an arm in a row. The first of them finds the caches as another arm has left them,
+# so that it does not count for the median.
+TURN = 6
+# Processes, one after the other, since it matters where in memory the arms of one lie; and rounds
+# of each, in which every arm has its turn.
+SETS = dict(quick=4, full=8)
+ROUNDS = dict(quick=150, full=400)
+WARM_UP = 20
 # Iterations of a simulated training: memory at the second number against the first.
 SIMULATED = dict(quick=(30_000, 60_000), full=(100_000, 1_000_000))
 TIMERS: dict[str, dict | None] = {
@@ -43,6 +45,8 @@ TIMERS: dict[str, dict | None] = {
     'stock': dict(type='IterTimerHook'),
     'ours': dict(type='ThroughputMonitorHook'),
 }
+# What the same costs that costs nothing tells how much to believe of the others.
+ARMS = {**TIMERS, 'no timer, again': None}
 
 
 @DATASETS.register_module()
@@ -119,10 +123,10 @@ class Arm:
             runner.call_hook(stage)
         self._loop: Any = runner.train_loop
 
-    def run(self) -> list[float]:
-        """Microseconds of each iteration of a round."""
+    def run(self, iterations: int) -> list[float]:
+        """Microseconds of each."""
         taken = []
-        for _ in range(ROUND):
+        for _ in range(iterations):
             start = time.perf_counter_ns()
             self.runner.model.train()
             self._loop.run_iter(next(self._loop.dataloader_iterator))
@@ -135,64 +139,10 @@ class Arm:
         self._loop.dataloader.close()
 
 
-class Apart:
-    """An arm in a process of its own: what watches in one does not slow the others down.
-
-    Processes are forked where that is possible, so that they lie in memory alike.
-
-    Args:
-        timer: Its timer hook.
-        folder: Its work dir.
-    """
-
-    def __init__(self, timer: dict | None, folder: str) -> None:
-        methods = multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context('fork' if 'fork' in methods else 'spawn')
-        self._pipe, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, timer, folder), daemon=True)
-        self._process.start()
-        there.close()
-        self._answer()
-
-    def run(self) -> list[float]:
-        """Microseconds of each iteration of a round."""
-        self._pipe.send(True)
-        return self._answer()
-
-    def close(self) -> None:
-        self._pipe.send(False)
-        self._process.join()
-
-    def _answer(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            raise RuntimeError(
-                f'an arm ended with exit code {self._process.exitcode}; see above'
-            ) from None
-
-
-def serve(pipe: Connection, timer: dict | None, folder: str) -> None:
-    """What an arm's process does: a round whenever it is asked."""
-    torch.set_num_threads(1)  # those of whoever has forked it are not here
-    arm = Arm(timer, folder)
-    gc.collect()
-    gc.freeze()  # what is there already need not be looked through again and again
-    pipe.send('ready')
-    while pipe.recv():
-        gc.collect()  # collections of the round itself belong to it
-        pipe.send(arm.run())
-    arm.close()
-
-
 def measure_monitor(quick: bool) -> Report:
     """Time trainings that differ in their timer alone; count waits; and simulate a long one."""
     report, extent = Report('monitor'), 'quick' if quick else 'full'
-    order, rounds = random.Random(0), []
-    for _ in range(SETS[extent]):
-        rounds += _take_set(ROUNDS[extent], order)
-    _tell_cost(report, rounds, SETS[extent])
+    _tell_cost(report, [_in_a_process(ROUNDS[extent], seed) for seed in range(SETS[extent])])
     waits = {name: _waits(copy.deepcopy(timer)) for name, timer in TIMERS.items()}
     report.arms['waits an iteration'] = waits
     added = waits['ours'] - waits['no timer']
@@ -201,18 +151,41 @@ def measure_monitor(quick: bool) -> Report:
     return report
 
 
-def _take_set(count: int, order: random.Random) -> list[dict[str, list[float]]]:
-    """Rounds of arms that are begun for them."""
+# By arm, what each iteration of its turn took.
+Round = dict[str, list[float]]
+
+
+def _in_a_process(rounds: int, seed: int) -> list[Round]:
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context('fork' if 'fork' in methods else 'spawn')
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(take_set, rounds, seed).result()
+
+
+def take_set(rounds: int, seed: int) -> list[Round]:
+    """All arms in this process, in turns.
+
+    Args:
+        rounds: In each of them every arm has its turn.
+        seed: Of the order of arms, in memory and in each round.
+    """
+    torch.set_num_threads(1)  # those of whoever has forked this are not here
+    order, taken = random.Random(seed), []
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as root:
-        arms = {}
-        for name, timer in TIMERS.items():
-            folder = os.path.join(root, f'{os.path.basename(root)}-{name.replace(" ", "-")}')
-            arms[name] = Apart(copy.deepcopy(timer), folder)
-        works = {name: arm.run for name, arm in arms.items()}
-        rounds = take_rounds(works, WARM_UP + count, order)[WARM_UP:]
+        arms: dict[str, Arm] = {}
+        for name in order.sample(list(ARMS), len(ARMS)):
+            folder = os.path.join(root, f'{os.path.basename(root)}-{len(arms)}')
+            arms[name] = Arm(copy.deepcopy(ARMS[name]), folder)
+        for number in range(WARM_UP + rounds):
+            if number == WARM_UP:
+                gc.collect()
+                gc.freeze()  # what is there already need not be looked through again and again
+            turns = {name: arms[name].run(TURN) for name in order.sample(list(arms), len(arms))}
+            if number >= WARM_UP:
+                taken.append(turns)
         for arm in arms.values():
             arm.close()
-    return rounds
+    return taken
 
 
 def _waits(timer: dict | None) -> float:
@@ -222,31 +195,50 @@ def _waits(timer: dict | None) -> float:
     return found.per_iteration
 
 
-def _tell_cost(report: Report, rounds: list[dict[str, list[float]]], sets: int) -> None:
+def _tell_cost(report: Report, sets: list[list[Round]]) -> None:
     table = Table(title='an iteration of a training that does next to nothing; us')
     for column in ('timer', 'median', 'it costs', 'mean, log lines included', 'that costs'):
         table.add_column(column, justify='left' if column == 'timer' else 'right')
-    for name in TIMERS:
+    medians = {
+        name: [statistics.median(turns[name][1:]) for rounds in sets for turns in rounds]
+        for name in ARMS
+    }
+    means = {
+        name: [statistics.fmean(one for turns in rounds for one in turns[name]) for rounds in sets]
+        for name in ARMS
+    }
+    for name in ARMS:
         row = [name]
         figures: dict[str, Any] = {}
-        for what, of in (('median', statistics.median), ('mean', statistics.fmean)):
-            own = Timing([of(each[name]) for each in rounds])
-            cost = Timing([of(each[name]) - of(each['no timer']) for each in rounds])
+        for what, found in (('median', medians), ('mean', means)):
+            own = Timing(found[name])
+            cost = Timing([one - none for one, none in zip(found[name], found['no timer'])])
             row += [_show(own), '' if name == 'no timer' else _show(cost)]
             figures[what] = dict(microseconds=own.median, iqr=list(own.quartiles))
             figures[f'{what}_cost'] = dict(microseconds=cost.median, iqr=list(cost.quartiles))
-        report.arms[name] = dict(figures, n=len(rounds))
+        report.arms[name] = dict(figures, n=len(medians[name]))
         table.add_row(*row)
     report.tables.append(table)
     report.notes.append(
         f'a real Runner with our loop, runtime-info, optimizer wrapper and logger, a line every '
-        f'{INTERVAL} iterations; {len(rounds)} rounds of {ROUND} iterations, interleaved, each arm '
-        f'in a process of its own with one torch thread, {sets} times begun anew; medians '
-        '[quartiles] over the rounds; a cost is the difference to "no timer" in the same round. '
-        'The watch of memory runs in its thread meanwhile, once a second.'
+        f'{INTERVAL} iterations; {len(sets)} processes with one torch thread, in each all arms in '
+        f'turns of {TURN} iterations, {len(medians["ours"])} rounds in all; medians [quartiles] '
+        'over the rounds, of means over the processes; a cost is the difference to "no timer" in '
+        f'the same round. The watch looks at memory once a second, for {_look():.1f} ms, in a '
+        'thread of its own, beside all arms alike.'
     )
     cost = report.arms['ours']['median_cost']['microseconds']
     report.at_most('microseconds an iteration, median', cost, MAX_MICROSECONDS)
+
+
+def _look() -> float:
+    """Milliseconds that a look at memory takes."""
+    watch, took = MachineWatch(1.0, readings=MachineReadings(torch.device('cpu'))), []
+    for _ in range(10):
+        start = time.perf_counter()
+        watch.sample()
+        took.append(1000 * (time.perf_counter() - start))
+    return statistics.median(took)
 
 
 def _tell_memory(report: Report, first: int, iterations: int) -> None:

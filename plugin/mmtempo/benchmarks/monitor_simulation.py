@@ -60,19 +60,21 @@ class Simulation:
         self._number = until
 
     def _iterate(self, number: int) -> None:
-        noise, mark = self._noise, self._timeline.mark
+        noise, timeline = self._noise, self._timeline
         for place, phase in enumerate(self._phases):
             self._now += noise[(number * len(PHASES) + place) % len(noise)]
-            mark(phase)
+            if place == 0:
+                timeline.begin()
+            else:
+                timeline.mark(phase)
         if number % STALL == 0:
             self._now += 10**9
-            mark(self._phases[-1])
+            timeline.mark(self._phases[-1])
             self._totals[1] += 5000.0
         self._totals[0] += number % 3 == 0
         origin = Origin(number % 8, 0.07, 4 * number, 0.05)
         delivery = Delivery([4 * number + place for place in range(4)], 0.0, origin)
-        note = dict(shape=(4, 3, 600, 800), delivery=delivery)
-        self._timeline.close(number, 0, tuple(self._totals), note)
+        timeline.tell(self._totals.copy(), dict(shape=(4, 3, 600, 800), delivery=delivery))
 
     def _tell(self, number: int) -> None:
         """A log point."""

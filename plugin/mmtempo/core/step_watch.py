@@ -71,12 +71,10 @@ class StepWatch:
 
     Attributes:
         watching: Whether it is between `begin` and `end`.
-        steps: How many steps of optimizers there were, ever.
     """
 
     def __init__(self, timeline: Timeline, then: Callable[[str], None] | None = None) -> None:
         self.watching = False
-        self.steps = 0
         self._phases = _Phases(timeline)
         self._log, self._clock, self._then = timeline.log, timeline.clock, then
         self._inside: list[str] = []  # what is going on, the innermost last
@@ -127,7 +125,10 @@ class StepWatch:
         if self.watching:
             self.watching = False
             self._inside.clear()
-            self._mark(self._state[END])
+            ended = self._state[END]
+            self._log += (self._phases[ended], self._clock())
+            if self._then is not None:
+                self._then(ended)
 
     def close(self) -> None:
         """Take all hooks away again."""
@@ -178,7 +179,6 @@ class StepWatch:
         if self._then is not None:
             self._then(ended)
         self._state = ASKED
-        self.steps += 1
 
     def _entering(self, *args: Any) -> None:
         """One of several optimizers begins its step, or one that was given a closure."""
@@ -192,7 +192,6 @@ class StepWatch:
             self._mark(self._inside.pop())
             was_called = self._state is CALLED or self._state is STEPPED
             self._state = STEPPED if was_called else UNCALLED_STEPPED
-            self.steps += 1
 
 
 class _Phases(dict):

@@ -48,6 +48,8 @@ class TempoMeter:
         keep: How many stalls are kept, the longest. Defaults to 50.
         machine: What the machine has to say of the time between two moments of
             `time.perf_counter`. Defaults to None.
+        kinds_by: The phase that tells kinds of iterations apart: those with it are compared with
+            each other, and so are those without. Defaults to None: all are of one kind.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class TempoMeter:
         factor: float = 8.0,
         keep: int = KEEP,
         machine: Callable[[float, float], dict] | None = None,
+        kinds_by: str | None = None,
     ) -> None:
         self._timeline, self._facts = timeline, facts
         self._categories = {} if categories is None else categories
-        self._machine = machine
+        self._machine, self._kinds_by = machine, kinds_by
         self._detector = StallDetector(factor)
         self._longest = _Longest(keep)
         self._lost = _Lost()
@@ -96,7 +99,7 @@ class TempoMeter:
         if not self._taken and len(block):
             self._before = int(block.numbers[0]) - 1
         self._taken = self._timeline.ended
-        found = self._detector.look(block.seconds, block.kinds)
+        found = self._detector.look(block.seconds, self._kinds(block))
         stalls = self._blame(found.iterations, found.usual, found.is_slow)
         if is_last:
             rest = self._detector.flush()
@@ -177,7 +180,7 @@ class TempoMeter:
             iterations=count,
             seconds=seconds,
             it_per_s=_rate(count, seconds),
-            steady=_rate(count, _steady_seconds(whole, block.kinds)),
+            steady=_rate(count, _steady_seconds(whole, self._kinds(block))),
             p50=p50,
             p95=p95,
             p99=p99,
@@ -205,7 +208,8 @@ class TempoMeter:
         return entries
 
     def _entry(self, kept: Block, facts: _Facts, row: int, usual: float) -> dict[str, Any]:
-        alike = np.flatnonzero(kept.kinds == kept.kinds[row])
+        kinds = self._kinds(kept)
+        alike = np.flatnonzero(kinds == kinds[row])
         near = alike[max(0, np.searchsorted(alike, row) - RECENT) :][: RECENT + 17]
         seconds = float(kept.seconds[row])
         start = self._timeline.began * NANO + float(kept.starts[row])
@@ -234,6 +238,12 @@ class TempoMeter:
             text=found.text,
             evidence=found.evidence,
         )
+
+    def _kinds(self, block: Block) -> np.ndarray:
+        """Of each iteration, whether it has the phase that tells."""
+        if self._kinds_by not in self._timeline.names:
+            return np.zeros(len(block), bool)
+        return block.spent[:, self._timeline.names.index(self._kinds_by)] > 0
 
     @staticmethod
     def _named(names: Any, values: np.ndarray) -> dict[str, float]:

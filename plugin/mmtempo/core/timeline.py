@@ -12,10 +12,9 @@ import numpy as np
 
 NANO = 1e-9
 FIRST = 0  # the number of the phase that an iteration begins with
-# Number, start, kind, facts, note, and length of what it has in the log.
-_Closed = tuple[int, int, int, Any, Any, int]
 # Columns of the ledger; what comes when all have a name is charged to the last one.
 MOST_PHASES = 64
+BEGIN = MOST_PHASES  # in the log: the first phase is over, of an iteration that begins with it
 # Of the training that runs in this process; parts of it that know what they cost look for it.
 _active: Timeline | None = None
 
@@ -28,15 +27,13 @@ class Block:
         numbers: Which they are.
         starts: Seconds on the timeline's clock at which each began.
         spent: Seconds of each in each phase.
-        kinds: Which are to be compared with each other.
-        facts: What was counted while they ran.
+        facts: What was counted while they ran; nan where nobody has.
         notes: What else whoever measured them has to say of each.
     """
 
     numbers: np.ndarray
     starts: np.ndarray
     spent: np.ndarray
-    kinds: np.ndarray
     facts: np.ndarray
     notes: list[Any]
 
@@ -54,26 +51,29 @@ class Timeline:
 
     ::
 
-        close | first phase | begin ... mark(a) ... mark(b) ... | close
-              the one that waits for the batch       the iteration has ended
+        ... mark(b) | first phase | begin ... mark(a) ... mark(b) | first phase | begin ...
+                       waits for the batch                           the one before ended there
 
-    A mark is an entry in a list, since each iteration has dozens of them; what they sum to is
-    found when it is asked for. Memory is fixed: the last `capacity` iterations are kept in rings.
+    A mark is an entry in a list, since each iteration has dozens of them; where iterations end,
+    and what their phases sum to, is found when it is asked for. Memory is fixed: the last
+    `capacity` iterations are kept in rings.
 
     Args:
-        first: The phase between two iterations.
-        facts: How many numbers are counted for each iteration. Defaults to 0.
+        first: The phase that an iteration begins with.
+        facts: How many numbers are counted for an iteration. Defaults to 0.
         capacity: How many iterations are kept. Defaults to 1024.
         clock: Gives nanoseconds; `time.perf_counter_ns` if none is given.
+        before: The number of the iteration before the first one. Defaults to 0.
 
     Attributes:
         names: Of the phases, by their number.
-        ended: How many iterations have ended, ever.
-        opened: When the open iteration began, by the clock.
-        log: Of the iterations that are not in the rings yet, the open one last, in pairs: a phase
-            and when it ended, or, with the phase's complement, how much of what is marked next
-            belongs to that one. It is always the same list, so `log += (phase, clock())` is a
-            mark, for who has no time for a call.
+        number: Of the iteration that has begun last.
+        is_open: Whether that has not ended.
+        opened: When it began, by the clock.
+        log: What is not in the rings yet, in pairs: a phase and when it ended, or, with the
+            phase's complement, how much of what is marked next belongs to that one. First of all
+            is where the first iteration in it begins. It is always the same list, so
+            `log += (phase, clock())` is a mark, for who has no time for a call.
     """
 
     def __init__(
@@ -82,21 +82,27 @@ class Timeline:
         facts: int = 0,
         capacity: int = 1024,
         clock: Callable[[], int] = time.perf_counter_ns,
+        before: int = 0,
     ) -> None:
         self.names: list[str] = [first]
-        self.ended = 0
+        self.number = self._before = before
         self.clock = clock
-        self.log: list[int] = []
-        self._capacity = capacity
-        self._closed: list[_Closed] = []  # of what is not in the rings
-        self._place = 0  # in the log, of what belongs to the open iteration
-        self._numbers = np.zeros(capacity, np.int64)
+        self.began = self.opened = clock()
+        self.is_open = False
+        self.log: list[int] = [FIRST, self.began]
+        self._in_rings = 0  # iterations, ever
+        self._capacity, self._full = capacity, before + capacity
+        self._told: dict[int, Any] = {}  # by number, what was counted
+        self._noted: dict[int, Any] = {}  # and what else there is to say
         self._starts = np.zeros(capacity, np.int64)
         self._spent = np.zeros((capacity, MOST_PHASES), np.int64)
-        self._kinds = np.zeros(capacity, np.int8)
         self._facts = np.zeros((capacity, facts))
         self._notes: list[Any] = [None] * capacity
-        self.began = self.opened = clock()
+
+    @property
+    def ended(self) -> int:
+        """How many iterations have ended, ever."""
+        return self.number - self._before - int(self.is_open)
 
     def phase(self, name: str) -> int:
         """The number of a phase; a new one where there was none of that name."""
@@ -114,12 +120,25 @@ class Timeline:
         self.log += (phase, self.clock())
 
     def begin(self) -> float:
-        """An iteration begins: all up to now was its first phase; returns seconds of that."""
-        now = self.clock()
-        self.log += (FIRST, now)
-        # More than this mark is there only where something was carved out of the phase.
-        is_all = len(self.log) == self._place + 2
-        return (now - self.opened) * NANO if is_all else self.spent(FIRST)
+        """All since the last mark was the first phase, of an iteration that begins with it.
+
+        The one before has ended at that mark. Of the first, or behind `end`, all from there on.
+
+        Returns:
+            Seconds of that phase.
+        """
+        log, now = self.log, self.clock()
+        is_usual = self.is_open and log[-2] >= 0
+        log += (BEGIN, now)
+        self.number += 1
+        if self.number > self._full:
+            self._sum_up()
+        if is_usual:
+            opened = self.opened = log[-3]
+            return (now - opened) * NANO
+        self.is_open = True
+        self.opened = log[self._place() + 1]
+        return self.spent(FIRST)
 
     def carve(self, name: str, nanoseconds: int) -> None:
         """So much of the time that is marked next belongs to another phase."""
@@ -127,101 +146,121 @@ class Timeline:
 
     def carved(self) -> int:
         """Nanoseconds that are carved out of what is marked next, so far."""
-        total = 0
-        for place in range(len(self.log) - 2, self._place - 1, -2):
-            if self.log[place] >= 0:
-                break
+        total, place = 0, len(self.log) - 2
+        while self.log[place] < 0:
             total += self.log[place + 1]
+            place -= 2
         return total
 
     def spent(self, phase: int) -> float:
         """Seconds of the open iteration in a phase, so far."""
-        log, last, carved, total = self.log, self.opened, 0, 0
-        for place in range(self._place, len(log), 2):
-            of, value = log[place], log[place + 1]
+        log, place = self.log, self._place()
+        last, carved, total = log[place + 1], 0, 0
+        for of, value in zip(log[place + 2 :: 2], log[place + 3 :: 2]):
             if of < 0:
                 carved += value
                 total += value * (~of == phase)
                 continue
-            if of == phase:
+            if of % BEGIN == phase:
                 total += value - last - carved
             last, carved = value, 0
         return total * NANO
 
-    def close(self, number: int, kind: int = 0, facts: Any = None, note: Any = None) -> None:
-        """End an iteration where its last mark was; what followed is the next one's first phase.
+    def tell(self, facts: Any = None, note: Any = None) -> None:
+        """Of the open iteration, if one is.
 
         Args:
-            number: Of the iteration.
-            kind: Those it is compared with have the same. Defaults to 0.
-            facts: What was counted for it. Defaults to None: nobody has.
-            note: Kept with it. Defaults to None.
+            facts: What was counted by now; the last ones stay. Defaults to None: nothing new.
+            note: Kept with it; the first one stays. Defaults to None: nothing new.
         """
-        log, start = self.log, self._place
-        end = len(log)
-        while end > start and log[end - 2] < 0:  # carved out of what has not been marked yet
-            end -= 2
-        self._closed.append((number, self.opened, kind, facts, note, end - start))
-        if end > start:
-            self.opened, self._place = log[end - 1], end
-        self.ended += 1
-        if len(self._closed) == self._capacity:
-            self._sum_up()
+        if facts is not None and self.is_open:
+            self._told[self.number] = facts
+        if note is not None and self.is_open:
+            self._noted.setdefault(self.number, note)
+
+    def end(self) -> None:
+        """The open iteration has ended where its last mark was, and no other one begins yet."""
+        self._sum_up(is_over=True)
+        self.is_open = False
 
     def start(self) -> None:
-        """Begin anew: what was before belongs to no iteration."""
-        del self.log[self._place :]
-        self.opened = self.clock()
+        """Begin anew where no iteration is open: what was since the last one belongs to none."""
+        self.log[:] = FIRST, self.clock()
 
     def last(self, count: int) -> Block:
         """The iterations that have ended last, as many as are kept."""
         self._sum_up()
-        rows = self._rows(min(count, self.ended))
+        count = min(count, self._in_rings, self._capacity)
+        places = np.arange(self._in_rings - count, self._in_rings)
+        rows = places % self._capacity
         return Block(
-            numbers=self._numbers[rows],
+            numbers=places + self._before + 1,
             starts=(self._starts[rows] - self.began) * NANO,
             spent=self._spent[rows, : len(self.names)] * NANO,
-            kinds=self._kinds[rows],
             facts=self._facts[rows],
             notes=[self._notes[row] for row in rows.tolist()],
         )
 
-    def _rows(self, count: int) -> np.ndarray:
-        """Of the last iterations, in the rings."""
-        return np.arange(self.ended - min(count, self._capacity), self.ended) % self._capacity
+    def _place(self) -> int:
+        """In the log, where the open iteration begins: the mark before its first phase."""
+        log = self.log
+        begins = (place for place in range(len(log) - 2, 0, -2) if log[place] == BEGIN)
+        place = next(begins, 0)
+        if not next(begins, 0):
+            return 0
+        place -= 2
+        while log[place] < 0:
+            place -= 2
+        return place
 
-    def _sum_up(self) -> None:
-        """Bring what has ended into the rings."""
-        if not self._closed:
+    def _sum_up(self, is_over: bool = False) -> None:
+        """Bring what has ended into the rings; the open iteration as well, if that is over."""
+        pairs = np.array(self.log, np.int64).reshape(-1, 2)
+        marks = np.flatnonzero(pairs[:, 0] >= 0)
+        # Iterations end at the mark before the one with which the next begins; the first, at 0,
+        # has all that comes before its own.
+        edges = np.flatnonzero(pairs[marks, 0] == BEGIN) - 1
+        edges[:1] = 0
+        if is_over:
+            edges = np.append(edges, len(marks) - 1)
+        count = len(edges) - 1
+        if count < 1:
             return
-        numbers, starts, kinds, facts, notes, lengths = zip(*self._closed)
-        rows = self._rows(len(self._closed))
-        self._numbers[rows], self._starts[rows], self._kinds[rows] = numbers, starts, kinds
-        marks = np.array(self.log[: self._place], np.int64).reshape(-1, 2)
-        self._spent[rows] = _summed(marks, np.array(lengths) // 2, self._starts[rows])
+        places = np.arange(self._in_rings, self._in_rings + count)
+        rows, numbers = places % self._capacity, places + self._before + 1
+        self._starts[rows] = pairs[marks[edges[:-1]], 1]
+        self._spent[rows] = _summed(pairs, marks, edges)
         self._facts[rows] = np.nan
-        for row, counted, note in zip(rows.tolist(), facts, notes):
-            self._notes[row] = note
-            if counted is not None:
-                self._facts[row] = counted
-        self._closed.clear()
-        del self.log[: self._place]
-        self._place = 0
+        for row, number in zip(rows.tolist(), numbers.tolist()):
+            self._notes[row] = self._noted.get(number)
+            if number in self._told:
+                self._facts[row] = self._told[number]
+        # At last: whatever interrupts this, it can be done again.
+        self.log[: 2 * marks[edges[-1]] + 1] = [FIRST]
+        self._in_rings += count
+        self._full += count
+        for number in numbers.tolist():
+            self._noted.pop(number, None)
+            self._told.pop(number, None)
 
 
-def _summed(pairs: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Nanoseconds of each iteration in each phase, from its marks."""
-    spent = np.zeros((len(lengths), MOST_PHASES), np.int64)
-    phase, value = pairs[:, 0], pairs[:, 1]
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    marks, carved = np.flatnonzero(phase >= 0), np.flatnonzero(phase < 0)
-    ends, rows = value[marks], row[marks]
-    is_first = np.diff(rows, prepend=-1) > 0
-    before = np.where(is_first, starts[rows], np.concatenate([ends[:1], ends[:-1]]))
-    np.add.at(spent, (rows, phase[marks]), ends - before)
-    np.add.at(spent, (row[carved], ~phase[carved]), value[carved])
-    out_of = phase[marks[np.searchsorted(marks, carved)]]
-    np.subtract.at(spent, (row[carved], out_of), value[carved])
+def _summed(pairs: np.ndarray, marks: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Nanoseconds in each phase, from one edge to the next.
+
+    Args:
+        pairs: Of a log.
+        marks: Which of them are marks.
+        edges: Which of the marks are edges.
+    """
+    spent = np.zeros((len(edges) - 1, MOST_PHASES), np.int64)
+    phase, value = pairs.T
+    inside = marks[1 : edges[-1] + 1]
+    row = np.repeat(np.arange(len(spent)), np.diff(edges))
+    np.add.at(spent, (row, phase[inside] % BEGIN), np.diff(value[marks[: edges[-1] + 1]]))
+    carved = np.flatnonzero(phase[: inside[-1]] < 0)
+    out_of = np.searchsorted(inside, carved)
+    np.add.at(spent, (row[out_of], ~phase[carved]), value[carved])
+    np.subtract.at(spent, (row[out_of], phase[inside[out_of]] % BEGIN), value[carved])
     return spent
 
 

@@ -22,7 +22,7 @@ from ..core.log_histogram import LogHistogram
 from ..core.machine_readings import MachineReadings
 from ..core.machine_watch import MachineWatch
 from ..core.run_record import RunRecord
-from ..core.step_watch import StepWatch
+from ..core.step_watch import STEP, StepWatch
 from ..core.tempo_meter import TempoMeter
 from ..core.timeline import FIRST, NANO, Timeline, activate, deactivate
 from .checkpoint_content import optimizers_of
@@ -39,7 +39,6 @@ WARM_UP = 5
 # Iterations after which the meter looks, if nobody logs. The timeline keeps 1024; of those the
 # meter may want to see again the last 384.
 MOST_UNSEEN = 600
-UPDATE, ACCUMULATION = range(2)
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
 # Iterations between two reads of what counts, which take longer than anything else here; those
@@ -72,7 +71,7 @@ class TrainingMonitor:
     def __init__(self, runner: Any, options: MonitorOptions) -> None:
         device = next(runner.model.parameters(), torch.empty(0)).device
         self._counters = IterationCounters()
-        self.timeline = Timeline('data', len(FACTS), clock=self.clock)
+        self.timeline = Timeline('data', len(FACTS), clock=self.clock, before=runner.iter)
         self._device_clock = DeviceClock.of(device)
         self._step = StepWatch(
             self.timeline, None if self._device_clock is None else self._device_clock.mark
@@ -105,6 +104,7 @@ class TrainingMonitor:
             self._marks.categories,
             options.stall_factor,
             machine=None if self._watch is None else self._watch.between,
+            kinds_by=STEP,
         )
         self.report = RunReport(
             setting_of(runner),
@@ -114,14 +114,10 @@ class TrainingMonitor:
         )
         # What the open iteration has waited for its batch; of several, for all behind its step.
         self.data_seconds = 0.0
-        self._number = 0  # of the open iteration; 0 where there is none
-        self._last, self._warm = runner.iter, runner.iter + WARM_UP
-        self._kind = self._no_update = UPDATE
-        self._note: dict[str, Any] | None = None  # where it may be slow
-        self._totals: tuple | None = None  # where the open iteration has read them
-        self._shapes: dict[tuple | None, dict[str, Any]] = {None: {}}  # what notes say of each
-        self._of_shape: dict[str, Any] | None = None  # and of its own
-        self._steps = 0  # of optimizers, until the open iteration
+        self._warm = runner.iter + WARM_UP
+        self._seen: set[tuple | None] = {None}  # shapes of inputs
+        self._says: dict[tuple | None, dict[str, Any]] = {}  # by shape what notes say of it
+        self._of_shape: dict[str, Any] = {}  # and what that of the open iteration says
         self._suspect = 0.0  # nanoseconds from which on an iteration may turn out to be slow
         self.look_at = MOST_UNSEEN  # when so many have ended
         self._device_parts: dict[str, LogHistogram] = {}
@@ -133,9 +129,7 @@ class TrainingMonitor:
 
     def begin(self, runner: Any) -> None:
         """From now on, all time belongs to the training."""
-        if self._step.install(runner.model, optimizers_of(runner)):
-            self._kind = self._no_update = ACCUMULATION
-        else:
+        if not self._step.install(runner.model, optimizers_of(runner)):
             runner.logger.info(
                 'ThroughputMonitorHook: train_step is compiled, so its parts are not told apart.'
             )
@@ -188,63 +182,60 @@ class TrainingMonitor:
 
     def _open(self, runner: Any, arguments: dict[str, Any]) -> None:
         """Before the first hook of an iteration: its batch is here, the one before has ended."""
-        timeline = self.timeline
-        if self._number:
-            timeline.close(self._number, self._kind, self._totals, self._note)
-            self._kind, self._totals, self._note = self._no_update, None, None
-        self.data_seconds = timeline.begin()
-        self._last = self._number = number = self._last + 1
+        self.data_seconds = self.timeline.begin()
         shape = shape_of(arguments.get('data_batch'))
-        self._of_shape = self._shapes.get(shape)
-        if self._of_shape is None or number <= self._warm:
-            self._of_shape = self._learn(shape, number)
+        says = self._says.get(shape)
+        self._of_shape = self._learn(shape) if says is None else says
 
-    def _learn(self, shape: tuple | None, number: int) -> dict[str, Any]:
+    def _learn(self, shape: tuple | None) -> dict[str, Any]:
         """What to say of inputs of a shape that was not seen before, or in a first iteration."""
-        says = dict(shape=shape)
-        is_new = shape not in self._shapes and len(self._shapes) <= MOST_SHAPES
+        says = {} if shape is None else dict(shape=shape)
+        is_new = shape not in self._seen and len(self._seen) <= MOST_SHAPES
         if is_new:
-            self._shapes[shape] = says
-        if number <= self._warm:
+            self._seen.add(shape)
+        if self.timeline.number <= self._warm:
             return dict(says, is_first=True)
-        return dict(says, is_new_shape=True) if is_new else says
+        if is_new:
+            return dict(says, is_new_shape=True)
+        if shape in self._seen:
+            self._says[shape] = says
+        return says
 
     def _begin_step(self, *args: Any) -> None:
         self._step.begin()
         if self._device_clock is not None:
             self._device_clock.begin()
-        if self._profile is not None and self._number:
-            self._profile.begin(self._number)
+        if self._profile is not None and self.timeline.is_open:
+            self._profile.begin(self.timeline.number)
 
     def _end_step(self, *args: Any) -> None:
         """The training step is over, and the first hook behind it not yet called."""
         self._step.end()
-        if not self._number:
+        timeline = self.timeline
+        if not timeline.is_open:
             return
         if self._batches > 1:
-            self.data_seconds = self.timeline.spent(FIRST)
+            self.data_seconds = timeline.spent(FIRST)
         if self._device_clock is not None:
-            self._device_clock.end(self._number)
+            self._device_clock.end(timeline.number)
         if self._profile is not None:
-            self._profile.end(self._number)
+            self._profile.end(timeline.number)
 
     def _settle(self, runner: Any, arguments: dict[str, Any]) -> None:
         """The last hook behind a step has been called."""
-        steps, timeline = self._step.steps, self.timeline
-        if not self._number:  # a loop of somebody's own, without the hooks before a step
-            timeline.start()
-            return
-        if steps > self._steps:
-            self._steps, self._kind = steps, UPDATE
-        if timeline.log[-1] - timeline.opened > self._suspect:
-            self._note = self._explained(arguments)
+        timeline = self.timeline
+        may_be_slow = timeline.log[-1] - timeline.opened > self._suspect
+        if may_be_slow or not timeline.number % COUNTED:
+            if not timeline.is_open:  # a loop of somebody's own, without the hooks before a step
+                timeline.start()
+                return
             self._count()
-        elif not self._number % COUNTED:
-            self._count()
+            if may_be_slow:
+                timeline.tell(note=self._explained(arguments))
 
     def _explained(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """What there is to say of an iteration that may be slow: `Slow.note`."""
-        note = dict(self._of_shape or {})
+        note = dict(self._of_shape)
         # The loop's, as it is now: hooks may build another one in the middle of a training.
         deliveries = getattr(self._loop().dataloader, 'deliveries', None)
         batch = arguments.get('data_batch')
@@ -261,18 +252,7 @@ class TrainingMonitor:
         dynamo = sys.modules.get('torch._dynamo.utils')
         # How often torch has compiled something in this process.
         frames = 0 if dynamo is None else dynamo.counters['frames'].get('ok', 0)
-        self._totals = (*self._counters.read(), frames)
-
-    def _close(self) -> None:
-        """End the last iteration."""
-        if not self._number:
-            return
-        if self._step.steps > self._steps:  # in the midst of the hooks behind it
-            self._kind = UPDATE
-        if self._note is None and self._loop() is not None:
-            self._note = self._explained({})
-        self.timeline.close(self._number, self._kind, self._totals, self._note)
-        self._number = 0
+        self.timeline.tell((*self._counters.read(), frames))
 
     def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""
@@ -330,7 +310,9 @@ class TrainingMonitor:
             self._end_of_run.detach()
         _going_on.discard(self)
         deactivate(self.timeline)
-        self._close()
+        if self.timeline.is_open and self._loop() is not None:
+            self.timeline.tell(note=self._explained({}))
+        self.timeline.end()
         for stop in self._to_stop():
             try:
                 stop()
@@ -345,7 +327,7 @@ class TrainingMonitor:
         yield self._counters.stop
         if self._profile is not None:
             yield self._profile.close
-        yield lambda: self._gather(self._last)
+        yield lambda: self._gather(self.timeline.number)
         if self._watch is not None:
             yield self._watch.stop
 
