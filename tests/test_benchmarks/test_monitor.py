@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
@@ -33,6 +35,23 @@ def test_arms_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {len(set(run)) for run in runs} == {1}  # nobody else has had a turn within it
     for place in range(0, len(runs), 2):
         assert runs[place] != runs[place + 1]
+
+
+def test_a_set_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is begun in a process of its own, but for these tests."""
+    monkeypatch.setattr(monitor, 'WARM_UP', 0)
+    before = torch.get_num_threads(), gc.get_freeze_count()
+    take_set(1, seed=0)
+    monkeypatch.setitem(monitor.ARMS, 'no timer', dict(type='FailsAtOnce'))
+    with pytest.raises(ZeroDivisionError):
+        take_set(1, seed=0)
+    assert (torch.get_num_threads(), gc.get_freeze_count()) == before
+
+
+@HOOKS.register_module()
+class FailsAtOnce(Hook):
+    def after_train_iter(self, *args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError
 
 
 def test_the_monitor_writes_of_its_own_arm(tmp_path: Path) -> None:
@@ -63,7 +82,8 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(monitor, 'SIMULATED', dict(quick=(5000, 6000)))
     report = measure_monitor(quick=True)
     assert set(report.arms) == {*ARMS, 'waits an iteration', 'simulated'}
-    assert report.arms['ours']['n'] == 4
+    counts = {what: figures['n'] for what, figures in report.arms['ours'].items()}
+    assert counts == dict(median=4, cold=4, mean=2, median_cost=4, cold_cost=4, mean_cost=2)
     assert [(check.limit, check.at_least) for check in report.checks] == [
         (60.0, False),
         (0, False),

@@ -69,6 +69,17 @@ def test_the_config_is_left_as_it_was(tiny_cfg: Config) -> None:
             'default_hooks.runtime_info: SparseRuntimeInfoHook takes no .*on_nonfinite',
         ),
         (
+            dict(default_hooks__timer__stage_profile=dict(modules=['backbonne'])),
+            ValueError,
+            r"timer.stage_profile.modules: .* no module 'backbonne'; did you mean 'backbone'",
+        ),
+        (dict(default_hooks__timer__stall_factor=0), ValueError, 'timer.stall_factor must be'),
+        (
+            dict(custom_hooks=[dict(type='ModelTuningHook', compile=dict(modules=['nek']))]),
+            ValueError,
+            "ModelTuningHook.compile.modules: .* no module 'nek'",
+        ),
+        (
             dict(optim_wrapper__accumulative_count=2),
             TypeError,
             'optim_wrapper: SparseOptimWrapper takes no .*accumulative_counts',

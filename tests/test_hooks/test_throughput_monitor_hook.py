@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from mmengine.config import Config
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, LoggerHook
 from mmengine.registry import DATASETS, HOOKS, LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.visualization import Visualizer
@@ -337,8 +337,9 @@ def test_whoever_reads_times_finds_those_of_each_iteration(
 
 
 @pytest.mark.parametrize('accumulation', [1, 2])
-def test_an_iteration_that_fails_behind_its_step_is_of_its_kind(
-    accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize('within_step', [True, False])
+def test_an_iteration_that_fails_in_its_step_or_behind_is_of_its_kind(
+    within_step: bool, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With accumulation as well; so the stall before a crash is found."""
     monkeypatch.setattr(SlowAtTimes, 'slow', ())
@@ -352,7 +353,7 @@ def test_an_iteration_that_fails_behind_its_step_is_of_its_kind(
     monkeypatch.setattr(StallDetector, 'look', note)
     cfg = monitored(tmp_path, SPARSE, iterations=60)
     cfg.optim_wrapper.accumulative_counts = accumulation
-    cfg.custom_hooks.append(dict(type='FailsBehind', at=44))
+    cfg.custom_hooks.append(dict(type='Fails', at=44, within_step=within_step))
     with pytest.raises(ZeroDivisionError):
         run_tool('train.py', lambda: cfg, lambda cfg: Runner.from_cfg(cfg).train())
     assert found == [number % accumulation == 0 for number in range(1, 45)]
@@ -360,12 +361,17 @@ def test_an_iteration_that_fails_behind_its_step_is_of_its_kind(
 
 
 @HOOKS.register_module()
-class FailsBehind(Hook):
-    def __init__(self, at: int) -> None:
-        self.at = at
+class Fails(Hook):
+    def __init__(self, at: int, within_step: bool) -> None:
+        self.at, self.within_step = at, within_step
 
     def before_train(self, runner: Any) -> None:
-        runner.optim_wrapper.optimizer.register_step_post_hook(lambda *_: clock.go(0.001))
+        def step(*_: Any) -> None:
+            clock.go(0.001)
+            if self.within_step:
+                self.after_train_iter(runner)
+
+        runner.optim_wrapper.optimizer.register_step_pre_hook(step)
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         if runner.iter + 1 == self.at:
@@ -466,6 +472,40 @@ def test_times_do_not_become_many_where_nobody_logs(
     hook._since = types.MethodType(note, hook)
     runner.train()
     assert 0 < max(most) <= 2 * min(interval or 1000, unseen + 1)
+
+
+@HOOKS.register_module()
+class LogsMoreOften(Hook):
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        hook_of(runner, LoggerHook).interval = 7 if runner.iter < 8 else 3
+
+
+@pytest.mark.parametrize('interval', [7, 50])
+@pytest.mark.parametrize(
+    'change',
+    [
+        dict(type='ProgressiveTrainingHook', stages=[dict(begin=9, batch_size=4)]),
+        dict(type='LogsMoreOften'),
+    ],
+    ids=lambda one: one['type'],
+)
+@pytest.mark.parametrize('make', [in_epochs, with_our_loop])
+def test_each_line_has_its_window_whatever_changes(
+    make: Callable[..., Config], change: dict, interval: int, tmp_path: Path
+) -> None:
+    """An epoch has fewer batches from then on, or lines come at another interval."""
+    cfg = make(tmp_path, SPARSE, iterations=60)
+    cfg.train_cfg.type = cfg.train_cfg.type.replace('EpochB', 'PrefetchEpochB', 1)
+    cfg.default_hooks.logger.update(interval=interval, ignore_last=False)
+    cfg.custom_hooks.append(change)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    Runner.from_cfg(cfg).train()
+    (path,) = tmp_path.rglob('scalars.json')
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) > 1
+    assert all('tempo/it_per_s' in row for row in rows if 'loss' in row)
 
 
 @pytest.mark.parametrize(

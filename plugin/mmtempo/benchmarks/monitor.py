@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import multiprocessing
@@ -30,8 +31,8 @@ from .monitor_simulation import INTERVAL, STALL, held
 MAX_MICROSECONDS = 60.0
 MAX_WAITS = 0
 MAX_GROWTH = 1.02
-# Iterations of an arm in a row. The first of them finds the caches as another arm has left them,
-# so that it does not count for the median.
+# Iterations of an arm in a row. The first of them finds the caches as another arm has left them, as
+# a large model would: it is told apart as well.
 TURN = 6
 # Processes, one after the other, since it matters where in memory the arms of one lie; and rounds
 # of each, in which every arm has its turn.
@@ -169,22 +170,24 @@ def take_set(rounds: int, seed: int) -> list[Round]:
         rounds: In each of them every arm has its turn.
         seed: Of the order of arms, in memory and in each round.
     """
-    torch.set_num_threads(1)  # those of whoever has forked this are not here
-    order, taken = random.Random(seed), []
-    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as root:
+    order, taken, threads = random.Random(seed), [], torch.get_num_threads()
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(1)  # those of whoever has forked this are not here
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-'))
         arms: dict[str, Arm] = {}
         for name in order.sample(list(ARMS), len(ARMS)):
             folder = os.path.join(root, f'{os.path.basename(root)}-{len(arms)}')
             arms[name] = Arm(copy.deepcopy(ARMS[name]), folder)
+            stack.callback(arms[name].close)
         for number in range(WARM_UP + rounds):
             if number == WARM_UP:
                 gc.collect()
+                stack.callback(gc.unfreeze)
                 gc.freeze()  # what is there already need not be looked through again and again
             turns = {name: arms[name].run(TURN) for name in order.sample(list(arms), len(arms))}
             if number >= WARM_UP:
                 taken.append(turns)
-        for arm in arms.values():
-            arm.close()
     return taken
 
 
@@ -197,38 +200,46 @@ def _waits(timer: dict | None) -> float:
 
 def _tell_cost(report: Report, sets: list[list[Round]]) -> None:
     table = Table(title='an iteration of a training that does next to nothing; us')
-    for column in ('timer', 'median', 'it costs', 'mean, log lines included', 'that costs'):
+    for column in ('timer', 'median', 'it costs', 'with cold caches', 'mean with log lines'):
         table.add_column(column, justify='left' if column == 'timer' else 'right')
-    medians = {
-        name: [statistics.median(turns[name][1:]) for rounds in sets for turns in rounds]
-        for name in ARMS
-    }
-    means = {
-        name: [statistics.fmean(one for turns in rounds for one in turns[name]) for rounds in sets]
-        for name in ARMS
-    }
-    for name in ARMS:
-        row = [name]
-        figures: dict[str, Any] = {}
-        for what, found in (('median', medians), ('mean', means)):
-            own = Timing(found[name])
-            cost = Timing([one - none for one, none in zip(found[name], found['no timer'])])
-            row += [_show(own), '' if name == 'no timer' else _show(cost)]
-            figures[what] = dict(microseconds=own.median, iqr=list(own.quartiles))
-            figures[f'{what}_cost'] = dict(microseconds=cost.median, iqr=list(cost.quartiles))
-        report.arms[name] = dict(figures, n=len(medians[name]))
+    found = {name: _values(name, sets) for name in ARMS}
+    for name, figures in found.items():
+        row, arm = [name], report.arms.setdefault(name, {})
+        for what, values in figures.items():
+            own = Timing(values)
+            cost = Timing([one - none for one, none in zip(values, found['no timer'][what])])
+            if what == 'median':
+                row.append(_show(own))
+            row.append('' if name == 'no timer' else _show(cost))
+            for key, timing in ((what, own), (f'{what}_cost', cost)):
+                arm[key] = dict(
+                    microseconds=timing.median, iqr=list(timing.quartiles), n=len(values)
+                )
         table.add_row(*row)
     report.tables.append(table)
+    count = len(found['ours']['median'])
     report.notes.append(
         f'a real Runner with our loop, runtime-info, optimizer wrapper and logger, a line every '
         f'{INTERVAL} iterations; {len(sets)} processes with one torch thread, in each all arms in '
-        f'turns of {TURN} iterations, {len(medians["ours"])} rounds in all; medians [quartiles] '
-        'over the rounds, of means over the processes; a cost is the difference to "no timer" in '
-        f'the same round. The watch looks at memory once a second, for {_look():.1f} ms, in a '
-        'thread of its own, beside all arms alike.'
+        f'turns of {TURN} iterations, {count} rounds in all. All but the first column are what it '
+        'costs: the difference to "no timer" in the same round, of the median iteration of a turn, '
+        'and of its first one, which finds the caches as another arm has left them; medians '
+        '[quartiles] over the rounds. The last column is of means over all iterations of a '
+        f'process. The watch looks at memory once a second, for {_look():.1f} ms, in a thread of '
+        'its own, beside all arms alike.'
     )
     cost = report.arms['ours']['median_cost']['microseconds']
     report.at_most('microseconds an iteration, median', cost, MAX_MICROSECONDS)
+
+
+def _values(name: str, sets: list[list[Round]]) -> dict[str, list[float]]:
+    """Of an arm: two figures of each round, and the mean of each process."""
+    turns = [turns[name] for rounds in sets for turns in rounds]
+    return dict(
+        median=[statistics.median(turn) for turn in turns],
+        cold=[turn[0] for turn in turns],
+        mean=[statistics.fmean(one for turns in rounds for one in turns[name]) for rounds in sets],
+    )
 
 
 def _look() -> float:

@@ -69,14 +69,8 @@ class TempoMeter:
         self._longest = _Longest(keep)
         self._lost = _Lost()
         self._taken = 0
-        self._before = 0  # the number of the iteration before the first
         self._whole, self._spread = LogHistogram(), _Spread()
         self._phases: dict[str, LogHistogram] = {}
-
-    @property
-    def taken(self) -> int:
-        """Iterations, so far."""
-        return self._taken
 
     @property
     def suspect(self) -> float:
@@ -96,8 +90,6 @@ class TempoMeter:
             is_last: Whether no more will come: then all of them are judged. Defaults to False.
         """
         block = self._timeline.last(self._timeline.ended - self._taken)
-        if not self._taken and len(block):
-            self._before = int(block.numbers[0]) - 1
         self._taken = self._timeline.ended
         found = self._detector.look(block.seconds, self._kinds(block))
         stalls = self._blame(found.iterations, found.usual, found.is_slow)
@@ -117,10 +109,10 @@ class TempoMeter:
         """
         seconds = sum(phase.total for phase in self._phases.values())
         lost = self._lost.seconds
-        count = self._whole.count
+        count, before = self._whole.count, self._timeline.before
         edges, counts = self._whole.bars()
         return dict(
-            last_iter=int(self._timeline.last(1).numbers[0]) if self._timeline.ended else None,
+            last_iter=before + self._timeline.ended if self._timeline.ended else None,
             iterations=count,
             seconds=seconds,
             it_per_s=_rate(count, seconds),
@@ -140,7 +132,7 @@ class TempoMeter:
             stalls=self._longest.all(),
             periods=self._lost.periods(intervals),
             changes=[
-                dict(iter=self._before + change.iteration + 1, old=change.old, new=change.new)
+                dict(iter=before + change.iteration + 1, old=change.old, new=change.new)
                 for change in self._detector.changes
             ],
         )
@@ -197,20 +189,22 @@ class TempoMeter:
             return []
         kept = self._timeline.last(self._timeline.ended)
         first = self._timeline.ended - len(kept)
-        facts = _Facts(kept.facts)
+        facts, kinds = _Facts(kept.facts), self._kinds(kept)
         entries = []
         for place, seconds in zip(places[is_slow].tolist(), usual[is_slow].tolist()):
             if place >= first:
-                entries.append(self._entry(kept, facts, place - first, seconds))
+                row = place - first
+                alike = np.flatnonzero(kinds == kinds[row])
+                near = alike[max(0, np.searchsorted(alike, row) - RECENT) :][: RECENT + 17]
+                entries.append(self._entry(kept, row, seconds, near, facts))
         for entry in entries:
             self._longest.add(entry)
             self._lost.add(entry)
         return entries
 
-    def _entry(self, kept: Block, facts: _Facts, row: int, usual: float) -> dict[str, Any]:
-        kinds = self._kinds(kept)
-        alike = np.flatnonzero(kinds == kinds[row])
-        near = alike[max(0, np.searchsorted(alike, row) - RECENT) :][: RECENT + 17]
+    def _entry(
+        self, kept: Block, row: int, usual: float, near: np.ndarray, facts: _Facts
+    ) -> dict[str, Any]:
         seconds = float(kept.seconds[row])
         start = self._timeline.began * NANO + float(kept.starts[row])
         counted, usually_counted = facts.of(row, near)

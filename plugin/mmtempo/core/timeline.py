@@ -67,6 +67,7 @@ class Timeline:
 
     Attributes:
         names: Of the phases, by their number.
+        before: The number of the iteration before the first one.
         number: Of the iteration that has begun last.
         is_open: Whether that has not ended.
         opened: When it began, by the clock.
@@ -85,7 +86,7 @@ class Timeline:
         before: int = 0,
     ) -> None:
         self.names: list[str] = [first]
-        self.number = self._before = before
+        self.number = self.before = before
         self.clock = clock
         self.began = self.opened = clock()
         self.is_open = False
@@ -102,7 +103,7 @@ class Timeline:
     @property
     def ended(self) -> int:
         """How many iterations have ended, ever."""
-        return self.number - self._before - int(self.is_open)
+        return self.number - self.before - int(self.is_open)
 
     def phase(self, name: str) -> int:
         """The number of a phase; a new one where there was none of that name."""
@@ -194,7 +195,7 @@ class Timeline:
         places = np.arange(self._in_rings - count, self._in_rings)
         rows = places % self._capacity
         return Block(
-            numbers=places + self._before + 1,
+            numbers=places + self.before + 1,
             starts=(self._starts[rows] - self.began) * NANO,
             spent=self._spent[rows, : len(self.names)] * NANO,
             facts=self._facts[rows],
@@ -227,7 +228,7 @@ class Timeline:
         if count < 1:
             return
         places = np.arange(self._in_rings, self._in_rings + count)
-        rows, numbers = places % self._capacity, places + self._before + 1
+        rows, numbers = places % self._capacity, places + self.before + 1
         self._starts[rows] = pairs[marks[edges[:-1]], 1]
         self._spent[rows] = _summed(pairs, marks, edges)
         self._facts[rows] = np.nan

@@ -83,6 +83,8 @@ def preflight(cfg: Config, test: bool = False) -> None:
         # A strategy builds its optimizer in a way of its own.
         if not test and 'strategy' not in cfg:
             build_optim_wrapper(model, cfg.optim_wrapper)
+        if not test:
+            _check_hooks(cfg, model)
     if isinstance(model, BEVSegmentor):
         for split, sample in samples.items():
             if sample is not None:
@@ -214,10 +216,7 @@ def _check_type(registry: Registry, cfg: Any, where: str) -> None:
     """The type exists, and takes the keys that are given."""
     if not isinstance(cfg, dict):
         return  # None switches a default off; an object is built already
-    kind = cfg.get('type')
-    # `get` alone does not look into the default scope.
-    with registry.switch_scope_and_registry(cfg.get('_scope_')) as scoped:
-        cls = scoped.get(kind) if isinstance(kind, str) else kind
+    cls = _class_of(registry, cfg)
     if cls is None:
         registry.build(dict(cfg))  # raises mmengine's own message
         return
@@ -228,10 +227,31 @@ def _check_type(registry: Registry, cfg: Any, where: str) -> None:
         parameters |= set(inspect.signature(Runner.save_checkpoint).parameters)
     if ANYTHING in parameters:
         return
-    unknown = sorted(set(cfg) - {'type', '_scope_', 'priority'} - parameters)
+    unknown = sorted(set(_own_keys(cfg)) - parameters)
     if unknown:
         takes = ', '.join(sorted(parameters - PROVIDED))
         raise TypeError(f'{where}: {cls.__name__} takes no {unknown[0]!r}; it takes {takes}')
+
+
+def _class_of(registry: Registry, cfg: Mapping) -> Any:
+    kind = cfg.get('type')
+    # `get` alone does not look into the default scope.
+    with registry.switch_scope_and_registry(cfg.get('_scope_')) as scoped:
+        return scoped.get(kind) if isinstance(kind, str) else kind
+
+
+def _own_keys(cfg: Mapping) -> dict[str, Any]:
+    """What the class itself is given."""
+    return {key: cfg[key] for key in cfg if key not in ('type', '_scope_', 'priority')}
+
+
+def _check_hooks(cfg: Config, model: torch.nn.Module) -> None:
+    """Parts of the model that hooks of ours name are there."""
+    for _, registry, part in _parts(cfg):
+        if registry is HOOKS and isinstance(part, dict):
+            cls = _class_of(registry, part)
+            if hasattr(cls, 'check_model'):
+                cls(**_own_keys(part)).check_model(model)
 
 
 def _parameters(cls: Any) -> set[str]:

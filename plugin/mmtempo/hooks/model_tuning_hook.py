@@ -70,6 +70,11 @@ class ModelTuningHook(Hook):
         self.activation_checkpointing, self.compile = activation_checkpointing, compile
         self._undo: list[Callable[[], None]] = []
 
+    def check_model(self, model: nn.Module) -> None:
+        """Raise, naming the config's key, where a part that it is to find is not there."""
+        self._units(model)
+        self._to_compile(model)
+
     def before_train(self, runner: Any) -> None:
         self.after_run(runner)  # of a training that has failed, begun again by hand
         model, say = unwrapped(runner.model), runner.logger.info

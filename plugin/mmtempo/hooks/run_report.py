@@ -82,11 +82,6 @@ class RunReport:
         """Take what has ended, though nobody logs: the timeline keeps the last ones only."""
         self.window()
 
-    @property
-    def seen(self) -> int:
-        """Iterations that were taken."""
-        return self._meter.taken
-
     def scalars(self, window: dict[str, Any]) -> dict[str, float]:
         """For the visualizer."""
         seconds = window['seconds']

@@ -14,6 +14,12 @@ from ..core.stage_profile import StageProfile, find_modules
 KEY = 'default_hooks.timer.stage_profile'
 
 
+def modules_of(options: dict, model: nn.Module) -> dict[str, nn.Module]:
+    """Those that a hook's `stage_profile` names; ValueError says which is not there."""
+    names: str | Sequence[str] = options.get('modules', 'auto')
+    return find_modules(model, names, f'{KEY}.modules')
+
+
 class StageWindow:
     """A `StageProfile` from one iteration on, for so many.
 
@@ -42,9 +48,7 @@ class StageWindow:
         """
         if options is None:
             return None
-        names: str | Sequence[str] = options.get('modules', 'auto')
-        modules = find_modules(model, names, f'{KEY}.modules')
-        profile = StageProfile(model, modules, TimingEvents.of(device))
+        profile = StageProfile(model, modules_of(options, model), TimingEvents.of(device))
         return cls(profile, first + options.get('begin', 50), options.get('iterations', 100))
 
     def begin(self, iteration: int) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 from mmengine.hooks import IterTimerHook, LoggerHook
 from mmengine.registry import HOOKS
+from torch import nn
 
 from .monitor_options import MonitorOptions
 from .sparse_logger_hook import SparseLoggerHook, writes_line
 from .sparse_scalars import SparseScalars
+from .stage_window import modules_of
 from .training_monitor import TrainingMonitor
-from .training_setting import length_of
 
 TIMES = 'train/time', 'train/data_time'
 
@@ -81,7 +82,11 @@ class ThroughputMonitorHook(IterTimerHook):
         self._loggers: list[LoggerHook] = []
         self._scalars: SparseScalars | None = None
         self._is_known = False  # to the scalars
-        self._quiet = 0  # iterations of which no line can be written
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise, naming the config's key, where a part that it is to measure is not there."""
+        if self.options.stage_profile is not None:
+            modules_of(self.options.stage_profile, model)
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
@@ -106,10 +111,6 @@ class ThroughputMonitorHook(IterTimerHook):
         found = super().get_triggered_stages()
         return [stage for stage in found if stage != 'before_train_iter' or self._monitor is None]
 
-    def before_train_epoch(self, runner: Any) -> None:
-        super().before_train_epoch(runner)
-        self._quiet = 0  # batches are counted anew, maybe those of another loader
-
     def before_val(self, runner: Any) -> None:
         self._paused_at = time.perf_counter()
 
@@ -133,46 +134,27 @@ class ThroughputMonitorHook(IterTimerHook):
         if self._monitor is None:
             super().after_train_iter(runner, batch_idx, data_batch, outputs)
             return
-        moments = self._moments
-        moments += (time.perf_counter(), self._monitor.data_seconds)
-        self._quiet -= 1
-        if self._quiet <= 0:
-            self._look(runner, batch_idx, self._monitor)
+        self._moments += (time.perf_counter(), self._monitor.data_seconds)
+        self._log(runner, batch_idx, self._monitor)
 
-    def _look(self, runner: Any, batch_idx: int, monitor: TrainingMonitor) -> None:
-        """At an iteration that a line may be written of, or that is one of too many without."""
+    def _log(self, runner: Any, batch_idx: int, monitor: TrainingMonitor) -> None:
+        """Tell what was found where somebody looks; at other iterations, as little as possible."""
         if self._scalars is None:
             for key, values in self._since().items():
                 runner.message_hub.update_scalar(key, *values)
         elif not self._is_known:
             self._is_known = True
             self._scalars.note_later(TIMES, self._since)
-        has_line = joins = False
-        for hook in self._loggers:
-            if writes_line(hook, runner, batch_idx):
-                has_line = True
-                joins |= self._scalars is not None and isinstance(hook, SparseLoggerHook)
-        if has_line:
+        writers = [hook for hook in self._loggers if writes_line(hook, runner, batch_idx)]
+        if writers:
             self._gather()
             self._set_eta(runner)
         interval = self.options.interval
-        is_due = has_line if interval is None else self.every_n_train_iters(runner, interval)
-        if is_due or monitor.timeline.ended >= monitor.look_at:
+        is_due = bool(writers) if interval is None else self.every_n_train_iters(runner, interval)
+        if is_due or monitor.timeline.number >= monitor.look_at:
             self._gather()  # also where nobody writes a line: they are not to become many
-            monitor.after_iteration(runner, is_due, joins)
-        most = monitor.look_at - monitor.timeline.ended
-        self._quiet = 1 if self._scalars is None else self._until_next(runner, batch_idx + 1, most)
-
-    def _until_next(self, runner: Any, done: int, most: int) -> int:
-        """Iterations until one that a line may be written of, in this epoch."""
-        length = length_of(runner.train_dataloader)
-        if length is None:
-            return 1
-        intervals = [hook.interval for hook in self._loggers if hook.interval > 0]
-        ends = [most, length - done, *(interval - done % interval for interval in intervals)]
-        if self.options.interval is not None:
-            ends.append(self.options.interval - (runner.iter + 1) % self.options.interval)
-        return min(end for end in ends if end > 0)
+            joins = any(isinstance(hook, SparseLoggerHook) for hook in writers)
+            monitor.after_iteration(runner, is_due, joins and self._scalars is not None)
 
     def _gather(self) -> None:
         if self._scalars is not None:

@@ -119,7 +119,7 @@ class TrainingMonitor:
         self._says: dict[tuple | None, dict[str, Any]] = {}  # by shape what notes say of it
         self._of_shape: dict[str, Any] = {}  # and what that of the open iteration says
         self._suspect = 0.0  # nanoseconds from which on an iteration may turn out to be slow
-        self.look_at = MOST_UNSEEN  # when so many have ended
+        self.look_at = runner.iter + MOST_UNSEEN  # the number of the iteration
         self._device_parts: dict[str, LogHistogram] = {}
         # It knows its runner, which nothing here may keep.
         self._loop: Callable[[], Any] = weakref.ref(runner.train_loop)
@@ -157,7 +157,7 @@ class TrainingMonitor:
         else:
             self._gather(runner.iter + 1)
             self.report.look()
-        self.look_at = self.report.seen + MOST_UNSEEN
+        self.look_at = self.timeline.number + MOST_UNSEEN
         self._suspect = self._meter.suspect / NANO
 
     def leave(self, runner: Any, is_complete: bool) -> None:
@@ -172,8 +172,11 @@ class TrainingMonitor:
         """The training was not completed: it has failed, or somebody has ended it.
 
         Args:
-            error: What has ended it. Defaults to None: what Python says has.
+            error: What has ended it, just now. Defaults to None: what Python says has.
         """
+        if error is not None:
+            with contextlib.suppress(Exception):  # a device that has failed does so again
+                self._step.end()  # if it was within one, all up to now is the part that has failed
         error = error or _error_of_a_training()
         if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
             self._end('interrupted')
