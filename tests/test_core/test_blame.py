@@ -121,12 +121,69 @@ def origin(worker: int = 2) -> Any:
             'other processes had the CPU',
             '400 involuntary',
         ),
+        (slow('forward', machine=dict(psi_cpu=0.6)), 'host', 'waiting for a CPU', '(600 ms)'),
+        (slow('forward', machine=dict(psi_cpu=0.4)), 'unexplained', 'forward', ': forward'),
+        (
+            slow(
+                'forward',
+                facts=dict(minor_faults=5000.0, system_seconds=0.9),
+                machine=dict(psi_io=0.8),
+            ),
+            'host',
+            'waiting for a disk',
+            '(800 ms)',
+        ),
+        (
+            slow(
+                'forward',
+                facts=dict(minor_faults=90_000.0, system_seconds=0.9),
+                machine=dict(psi_io=0.8),
+            ),
+            'memory',
+            'page faults',
+            '(90000 pages',
+        ),
     ],
 )
 def test_causes(case: Slow, category: str, cause: str, said: str) -> None:
     found = blame(case, CATEGORIES)
-    assert (found.category, found.cause) == (category, cause)
+    (part,) = found.parts
+    assert (part.category, part.cause) == (category, cause)
+    assert part.seconds == pytest.approx(case.lost)
     assert said in found.text
+
+
+@pytest.mark.parametrize(
+    ('more', 'facts', 'causes'),
+    [
+        (
+            {'evaluation': 0.8, 'hook:Saver': 0.7},
+            {},
+            {'evaluation': 0.8, 'Saver': 0.7},
+        ),
+        ({'hook:Slow': 0.3, 'forward': 0.2, 'data': 0.01}, {}, {'Slow': 0.31, 'forward': 0.2}),
+        ({'hook:Slow': 0.9, 'forward': 0.1}, {}, {'Slow': 1.0}),  # not worth a name
+        (
+            {'data': 0.6, 'backward': 0.4},
+            dict(gc_seconds=0.39),
+            {'waiting for data': 0.6, 'garbage collection': 0.4},
+        ),
+        (
+            {'backward': 0.7, 'hook:Slow': 0.5},  # the collection was within one of them
+            dict(gc_seconds=0.69),
+            {'garbage collection': 0.7, 'Slow': 0.5},
+        ),
+        ({'forward': 0.5, 'backward': 0.4}, dict(gc_seconds=0.9), {'garbage collection': 0.9}),
+    ],
+)
+def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes: dict) -> None:
+    spent = {one: USUAL.get(one, 0.0) + more.get(one, 0.0) for one in {**USUAL, **more}}
+    case = Slow(9, sum(spent.values()), sum(USUAL.values()), spent, dict(USUAL), facts)
+    found = blame(case, CATEGORIES)
+    assert {part.cause: part.seconds for part in found.parts} == pytest.approx(causes)
+    assert [part.cause for part in found.parts] == list(causes)
+    assert all(cause in found.text for cause in causes)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(case.lost)
 
 
 def test_evidence_is_what_was_more_than_usual() -> None:
@@ -139,6 +196,8 @@ def test_evidence_is_what_was_more_than_usual() -> None:
     )
     evidence = blame(case, {}).evidence
     assert evidence == dict(major_faults=400, gc_seconds=0.5, psi_io=0.4, shape=(4, 3))
+    less_than_one = slow('forward', facts=dict(minor_faults=3.4), usual_facts=dict(minor_faults=3))
+    assert blame(less_than_one, {}).evidence == {}
 
 
 def test_a_batch_of_many_samples_is_named_in_short() -> None:
@@ -154,4 +213,4 @@ def test_each_part_of_a_step_is_known() -> None:
     names = {value for value in named.values() if isinstance(value, str)} - {step_watch.END}
     assert names - {step_watch.OUTSIDE} <= set(STEP)
     for name in names:
-        assert blame(slow(name), {}).category == 'unexplained'
+        assert blame(slow(name), {}).parts[0].category == 'unexplained'

@@ -10,9 +10,12 @@ from .durations import duration
 
 # Of what was lost, so much must be explained by a cause that cuts across phases.
 MOST = 0.5
+# Of what was lost, so much in another phase is a cause of its own.
+PART = 0.15
 # Seconds in the kernel, and pages read from a disk, that are worth to be mentioned.
 NOTABLE = 0.3
 MANY_FAULTS = 32
+DEAR_FAULT = 2e-5  # seconds in the kernel; a page of 4 KB takes a tenth of that
 MOST_SAMPLES = 16
 # Phases of the step itself, where the host computes or waits for the device. Where the step is
 # compiled it is one.
@@ -61,9 +64,29 @@ class Slow:
         """How much more of it than usual."""
         return self.facts.get(fact, 0.0) - self.usual_facts.get(fact, 0.0)
 
-    def phase(self) -> str:
-        """The one that took most of what was lost."""
-        return max(self.spent, key=lambda one: self.spent[one] - self.usually.get(one, 0.0))
+    def parts(self) -> list[tuple[str, float]]:
+        """Phases that took much of what was lost, and how much; most of all first."""
+        more = {one: seconds - self.usually.get(one, 0.0) for one, seconds in self.spent.items()}
+        first, *others = sorted(more, key=lambda one: -more[one])
+        others = [one for one in others if more[one] > max(0.0, PART * self.lost)]
+        # What phases too small to be named took is the first one's.
+        rest = self.lost - sum(more[one] for one in others)
+        return [(first, rest), *((one, more[one]) for one in others)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of what an iteration lost, what one cause took.
+
+    Attributes:
+        category: What kind of cause it is.
+        cause: It, in few words: what is the same for others of its like.
+        seconds: Lost to it.
+    """
+
+    category: str
+    cause: str
+    seconds: float
 
 
 @dataclass
@@ -71,40 +94,51 @@ class Blame:
     """Why an iteration was slow.
 
     Attributes:
-        phase: Where the time went.
-        category: What kind of cause it is.
-        cause: It, in few words: what is the same for others of its like.
+        phase: Where most of the time went.
+        parts: Causes, the one that took most of it first.
         text: A sentence for people.
         evidence: Figures.
     """
 
     phase: str
-    category: str
-    cause: str
+    parts: list[Part]
     text: str
     evidence: dict[str, Any]
 
 
 def blame(slow: Slow, categories: dict[str, str]) -> Blame:
-    """Find the cause.
+    """Find the cause, or of several in one iteration each.
 
     Args:
         slow: The iteration.
         categories: Of phases that are hooks.
     """
-    phase = slow.phase()
-    evidence = _evidence(slow)
-    category, cause, more = _cause(slow, phase, categories.get(phase, 'hook'), evidence)
-    text = f'took {duration(slow.seconds)} instead of {duration(slow.usual)}: {cause}'
-    return Blame(phase, category, cause, f'{text}{more}', evidence)
+    evidence, collecting = _evidence(slow), slow.more('gc_seconds')
+    causes: dict[tuple[str, str], list[float]] = {}
+    said: list[str] = []
+    phases = slow.parts()
+    for phase, seconds in phases:
+        # A collection within the first phase may be most of what others took as well.
+        of = slow.lost if not said else seconds
+        if collecting >= MOST * of:
+            where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
+            found = 'gc', 'garbage collection', where
+            collecting -= seconds
+        else:
+            found = _cause(slow, phase, seconds, categories.get(phase, 'hook'), evidence)
+        category, cause, more = found
+        if (category, cause) not in causes:
+            said.append(f'{cause}{more}' if not said else f'{cause} ({duration(seconds)})')
+        causes.setdefault((category, cause), []).append(seconds)
+    text = f'took {duration(slow.seconds)} instead of {duration(slow.usual)}: {", and ".join(said)}'
+    parts = [Part(*names, sum(seconds)) for names, seconds in causes.items()]
+    return Blame(phases[0][0], parts, text, evidence)
 
 
-def _cause(slow: Slow, phase: str, category: str, evidence: dict[str, Any]) -> tuple[str, str, str]:
-    """Category, cause and what follows on it in the sentence."""
-    collecting = slow.more('gc_seconds')
-    if collecting >= MOST * slow.lost:
-        where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
-        return 'gc', 'garbage collection', where
+def _cause(
+    slow: Slow, phase: str, seconds: float, category: str, evidence: dict[str, Any]
+) -> tuple[str, str, str]:
+    """Category, cause and what follows on it in the sentence, of what a phase has lost."""
     warm_up = 'warm-up', 'first iterations', f' ({phase})'
     if phase == 'data':
         # Workers begin, and make their first batches meanwhile.
@@ -113,7 +147,7 @@ def _cause(slow: Slow, phase: str, category: str, evidence: dict[str, Any]) -> t
         return 'evaluation', 'evaluation', f' ({duration(slow.spent[phase])})'
     if phase.startswith('checkpoint'):
         return 'checkpoint', phase, ''
-    system = _system(slow)
+    system = _system(slow, seconds)
     if phase not in (*STEP, step_watch.OUTSIDE):
         name = phase.removeprefix('hook:')
         return category, name, f'; {system[1]}' if system is not None else ''
@@ -140,19 +174,22 @@ def _of_data(slow: Slow, evidence: dict[str, Any]) -> tuple[str, str]:
     return cause, more
 
 
-def _system(slow: Slow) -> tuple[str, str, str] | None:
-    """What the operating system did: category, cause, and figures."""
+def _system(slow: Slow, lost: float) -> tuple[str, str, str] | None:
+    """What the operating system did while so much was lost: category, cause, and figures."""
     swapped = slow.machine.get('swap_in', 0)
     if swapped:
         return 'memory', 'swapping', f' ({swapped / 1e6:.0f} MB read back)'
     faults, in_kernel = slow.more('major_faults'), slow.more('system_seconds')
     if faults >= MANY_FAULTS:
         return 'memory', 'page faults', f' ({faults:.0f} of them read from a disk)'
-    minor = slow.more('minor_faults')
-    if in_kernel >= NOTABLE * slow.lost and minor >= MANY_FAULTS:
+    minor, disk = slow.more('minor_faults'), slow.machine.get('psi_io', 0)
+    # What is read or written passes through fresh pages, too, but takes the kernel longer.
+    if disk >= MOST * lost and in_kernel > DEAR_FAULT * minor:
+        return 'host', 'waiting for a disk', f' ({duration(disk)})'
+    if in_kernel >= NOTABLE * lost and minor >= MANY_FAULTS:
         return 'memory', 'page faults', f' ({minor:.0f} pages, {duration(in_kernel)} in the kernel)'
     throttled = slow.machine.get('throttled', 0)
-    if throttled >= NOTABLE * slow.lost:
+    if throttled >= NOTABLE * lost:
         return 'host', 'CPU limit of the container', f' ({duration(throttled)} throttled)'
     if slow.machine.get('throttle'):
         return 'device', f'device throttled: {", ".join(slow.machine["throttle"])}', ''
@@ -161,6 +198,8 @@ def _system(slow: Slow) -> tuple[str, str, str] | None:
     switched = slow.more('involuntary_switches')
     if switched >= MANY_FAULTS:
         return 'host', 'other processes had the CPU', f' ({switched:.0f} involuntary switches)'
+    if slow.machine.get('psi_cpu', 0) >= MOST * lost:
+        return 'host', 'waiting for a CPU', f' ({duration(slow.machine["psi_cpu"])})'
     return None
 
 
@@ -168,7 +207,7 @@ def _evidence(slow: Slow) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for fact, value in slow.facts.items():
         more = slow.more(fact)
-        if more > 0 and value:
+        if value and (more > 0 if 'seconds' in fact else round(more) > 0):
             found[fact] = more if 'seconds' in fact else round(more)
     found.update(slow.machine)
     found.update(_of_delivery(slow.note.get('delivery')))

@@ -220,6 +220,7 @@ class TempoMeter:
             note=kept.notes[row] or {},
         )
         found = blame(slow, self._categories)
+        category, cause = found.parts[0].category, found.parts[0].cause
         return dict(
             iter=slow.number,
             time=time.time() - (time.perf_counter() - start),
@@ -227,8 +228,9 @@ class TempoMeter:
             usual=usual,
             lost=slow.lost,
             phase=found.phase,
-            cause=found.cause,
-            category=found.category,
+            cause=cause,
+            category=category,
+            parts=[vars(part) for part in found.parts],
             text=found.text,
             evidence=found.evidence,
         )
@@ -307,17 +309,18 @@ class _Lost:
     def add(self, entry: dict) -> None:
         self.seconds += entry['lost']
         self.count += 1
-        cause = entry['cause']
-        if cause not in self.by_cause and len(self.by_cause) >= MOST_CAUSES:
-            cause = 'other causes'
-        sums = self.by_cause.setdefault(
-            cause, dict(seconds=0.0, count=0, category=entry['category'])
-        )
-        sums['seconds'] += entry['lost']
-        sums['count'] += 1
-        latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
         evidence = entry['evidence']
-        latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
+        for part in entry['parts']:
+            cause = part['cause']
+            if cause not in self.by_cause and len(self.by_cause) >= MOST_CAUSES:
+                cause = 'other causes'
+            sums = self.by_cause.setdefault(
+                cause, dict(seconds=0.0, count=0, category=part['category'])
+            )
+            sums['seconds'] += part['seconds']
+            sums['count'] += 1
+            latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
+            latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
 
     def periods(self, intervals: Mapping[str, int | None]) -> list[dict[str, Any]]:
         """Causes that come every so many iterations."""
