@@ -43,14 +43,12 @@ class Outcome:
         order = np.argsort(parts[0])
         self.usual, self.is_slow = parts[1][order], parts[2][order]
         self.order = parts[0].tolist()
+        self.changes = self.detector.take_changes()
+        self.spells = self.detector.take_spells()
 
     @property
     def slow(self) -> list[int]:
         return np.flatnonzero(self.is_slow).tolist()
-
-    @property
-    def changes(self) -> list[LevelChange]:
-        return list(self.detector.changes)
 
 
 def test_a_stall_is_found_with_what_is_usual() -> None:
@@ -188,6 +186,64 @@ def test_there_and_back() -> None:
     assert [change.iteration for change in outcome.changes] == [300, 600]
 
 
+def lost_in(outcome: Outcome, seconds: np.ndarray) -> float:
+    alone = np.where(outcome.is_slow, seconds - outcome.usual, 0).sum()
+    return float(alone + sum(spell.lost for spell in outcome.spells))
+
+
+@pytest.mark.parametrize('length', [5, 11, 12, 15, 16, 17, 40, 300])
+def test_whatever_a_slow_spell_is_called_its_seconds_are_the_same(length: int) -> None:
+    seconds = noisy(900)
+    seconds[300 : 300 + length] += 0.3
+    outcome = Outcome(seconds)
+    assert lost_in(outcome, seconds) == pytest.approx(0.3 * length, rel=0.1)
+    for spell in outcome.spells:
+        assert (spell.first, spell.last, spell.is_over) == (300, 299 + length, True)
+        assert spell.count == length
+        assert spell.usual == pytest.approx(0.14, rel=0.05)
+    assert len(outcome.spells) + len(outcome.slow) > 0
+
+
+def test_a_slower_pace_for_good_lasts_to_the_end() -> None:
+    seconds = noisy(900)
+    seconds[400:] *= 3
+    (spell,) = Outcome(seconds).spells
+    assert (spell.first, spell.last, spell.count, spell.is_over) == (400, 899, 500, False)
+    assert spell.lost == pytest.approx(500 * 0.28, rel=0.03)
+
+
+def test_stalls_and_steps_within_a_spell() -> None:
+    """Up, further up, halfway down, and back; one of it is slow for itself."""
+    seconds = noisy(1200)
+    seconds[300:500] += 0.2
+    seconds[500:700] += 0.4
+    seconds[700:900] += 0.1
+    seconds[[450, 503]] += 3.0
+    outcome = Outcome(seconds)
+    assert outcome.slow == [450, 503]
+    (spell,) = outcome.spells
+    assert (spell.first, spell.count, spell.is_over) == (300, 600, True)
+    assert spell.lost == pytest.approx(200 * 0.7, rel=0.03)
+    assert lost_in(outcome, seconds) == pytest.approx(200 * 0.7 + 6, rel=0.03)
+
+
+def test_a_faster_pace_is_no_loss_and_a_slower_one_may_be_accepted() -> None:
+    seconds = noisy(900)
+    seconds[300:] /= 2
+    assert not Outcome(seconds).spells
+    detector = StallDetector()
+    seconds = noisy(900)
+    seconds[300:600] *= 2
+    seconds[450:500] *= 2
+    detector.look(seconds[:400], np.zeros(400, np.int8))
+    (change,) = detector.take_changes()
+    detector.accept(change)
+    detector.look(seconds[400:], np.zeros(500, np.int8))
+    (spell,) = detector.take_spells()
+    assert (spell.first, spell.count) == (450, 50)
+    assert spell.usual == pytest.approx(0.28, rel=0.05)
+
+
 def test_a_burst_is_stalls() -> None:
     seconds = noisy(600)
     seconds[300:310] *= 3
@@ -248,6 +304,10 @@ def test_blocks_make_no_difference(
     assert cut.slow == whole.slow
     assert np.array_equal(cut.usual, whole.usual, equal_nan=True)
     assert cut.changes == whole.changes
+    assert cut.spells == whole.spells
+    # What single ones lose and what spells do is less than all there is.
+    lost = (seconds - whole.usual)[whole.is_slow].sum() + sum(one.lost for one in whole.spells)
+    assert lost < seconds.sum()
 
 
 def test_memory_does_not_grow() -> None:
@@ -255,7 +315,9 @@ def test_memory_does_not_grow() -> None:
     for block in range(200):
         seconds = noisy(100, usual=0.1 * (1 + block % 2), seed=block)
         detector.look(seconds, np.arange(100) % 3)
-    assert len(detector.changes) == 64
+        changes = detector.take_changes()
+    assert len(changes) <= 3
+    assert detector.take_changes() == []
     for kind in detector._kinds.values():
         assert len(kind._window) <= 129
         assert len(kind._latest) <= 16

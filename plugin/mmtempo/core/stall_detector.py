@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .slower_pace import SlowerPace, Spell
+
 FIRST = 20  # iterations of a kind that make its first baseline
 ENOUGH = 10  # that do so where no more come for long
 GROUP = 16  # the latest of a kind: they decide whether its level has changed
@@ -33,7 +35,7 @@ class Judged(NamedTuple):
 
 
 class LevelChange(NamedTuple):
-    """From this iteration on its kind takes another time for good, in seconds."""
+    """From this iteration on its kind takes another time, in seconds."""
 
     iteration: int
     old: float
@@ -54,6 +56,8 @@ class StallDetector:
         among the first 20 of a kind    when there are 20, by their median
         any                             384 iterations later at the latest
 
+    A level that has risen is a spell until it is back, whose cost is added up.
+
     What it finds does not depend on how the stream is cut into blocks.
 
     Args:
@@ -72,7 +76,8 @@ class StallDetector:
         self._rule, self._window = _Rule(factor, least), window
         self._kinds: dict[int, _Kind] = {}
         self._seen = 0
-        self.changes: deque[LevelChange] = deque(maxlen=64)
+        self._changes: list[LevelChange] = []
+        self._spells: list[Spell] = []
 
     @property
     def suspect(self) -> float:
@@ -97,7 +102,8 @@ class StallDetector:
         for value, number in zip(np.asarray(seconds).tolist(), np.asarray(kinds).tolist()):
             kind = self._kinds.get(number)
             if kind is None:
-                kind = self._kinds[number] = _Kind(self._rule, self._window, self.changes)
+                kind = _Kind(self._rule, self._window, self._changes, self._spells)
+                self._kinds[number] = kind
             kind.take(self._seen, value, judged)
             self._seen += 1
             if not self._seen % STEP:
@@ -108,7 +114,24 @@ class StallDetector:
         """Decide what is held back, by what is known; as at the end of a run."""
         judged: list[_Judgement] = []
         self._settle(self._seen, judged)
+        self._spells += [kind.pace.end(False) for kind in self._kinds.values() if kind.pace.is_slow]
         return _arrays(judged)
+
+    def take_changes(self) -> list[LevelChange]:
+        """Of the level, found since this was asked last."""
+        changes, self._changes[:] = list(self._changes), []
+        return changes
+
+    def take_spells(self) -> list[Spell]:
+        """Those that have ended since this was asked last, at a `flush` all."""
+        spells, self._spells[:] = list(self._spells), []
+        return spells
+
+    def accept(self, change: LevelChange) -> None:
+        """It has risen for a reason that is no loss: from now on that is what is usual."""
+        for kind in self._kinds.values():
+            if kind.pace.is_slow and kind.pace.first == change.iteration:
+                kind.pace.end(False)
 
     def _settle(self, before: int, judged: list[_Judgement]) -> None:
         for kind in self._kinds.values():
@@ -199,8 +222,11 @@ class _Kind:
                      +------------+  12 that agree on another level begin it anew
     """
 
-    def __init__(self, rule: _Rule, window: int, changes: deque[LevelChange]) -> None:
-        self._rule, self._changes = rule, changes
+    def __init__(
+        self, rule: _Rule, window: int, changes: list[LevelChange], spells: list[Spell]
+    ) -> None:
+        self._rule, self._changes, self._spells = rule, changes, spells
+        self.pace = SlowerPace(rule.least)
         self._first: list[_Seen] = []
         self._window, self._group = _Window(window), _Window(GROUP)
         self._latest: deque[_Seen] = deque()
@@ -258,6 +284,7 @@ class _Kind:
             self._leave(judged)
         self._latest.append(_Seen(seen.iteration, seen.seconds, usual, seen.waits and is_slow))
         self._group.add(seen.seconds)
+        self.pace.add(seen.iteration, usual if is_slow else seen.seconds)
 
     def _leave(self, judged: list[_Judgement]) -> None:
         """The oldest of the latest: no change of level can claim it any more."""
@@ -283,12 +310,31 @@ class _Kind:
             if seen.iteration >= start:
                 self._window.add(seen.seconds)
         usual = self._window.median()
+        counts: list[tuple[_Seen, float]] = []  # from the start on, what each counts with
         for seen in self._latest:
-            if seen.waits and seen.iteration < start:
-                judged.append((seen.iteration, seen.usual, True))
-            elif seen.waits:
-                is_slow = self._rule.is_slow(seen.seconds, self._window)
+            if seen.iteration < start:
+                if seen.waits:
+                    judged.append((seen.iteration, seen.usual, True))
+                continue
+            is_slow = seen.waits and self._rule.is_slow(seen.seconds, self._window)
+            if seen.waits:
                 judged.append((seen.iteration, usual, is_slow))
+            counts.append((seen, usual if is_slow else seen.seconds))
+        self._count(start, old, usual, counts)
         self._latest.clear()
         self._group.clear()
         self._counted = 0
+
+    def _count(self, start: int, old: float, new: float, since: list[tuple[_Seen, float]]) -> None:
+        """What a level that has changed means for a spell that goes on, or begins now."""
+        pace = self.pace
+        if pace.is_back(new):
+            pace.drop(start, [seen.usual if seen.waits else seen.seconds for seen, _ in since])
+            self._spells.append(pace.end(True))
+        elif pace.is_slow:  # they were added by what they count with at the old level
+            for seen, seconds in since:
+                pace.correct(seconds - seen.usual if seen.waits else 0.0)
+        elif new > old:
+            pace.begin(start, old)
+            for seen, seconds in since:
+                pace.add(seen.iteration, seconds)
