@@ -27,7 +27,7 @@ def origin(worker: int = 2) -> Any:
 @pytest.mark.parametrize(
     ('case', 'category', 'cause', 'said'),
     [
-        (slow('data'), 'data', 'waiting for data', 'took 1.10 s instead of 100 ms'),
+        (slow('data'), 'data', 'waiting for data', 'waiting for data'),
         (
             slow(
                 'data',
@@ -44,9 +44,9 @@ def origin(worker: int = 2) -> Any:
             'with samples a.jpg',
         ),
         (slow('evaluation', 30.0), 'evaluation', 'evaluation', 'evaluation (30.0 s)'),
-        (slow('hook:Slow'), 'hook', 'Slow', ': Slow'),
-        (slow('hook:Logger'), 'logging', 'Logger', ': Logger'),
-        (slow('hook:Saver'), 'checkpoint', 'Saver', ': Saver'),
+        (slow('hook:Slow'), 'hook', 'Slow', 'Slow'),
+        (slow('hook:Logger'), 'logging', 'Logger', 'Logger'),
+        (slow('hook:Saver'), 'checkpoint', 'Saver', 'Saver'),
         (slow('checkpoint: fence'), 'checkpoint', 'checkpoint: fence', 'checkpoint: fence'),
         (
             slow('checkpoint: wait for the writer'),
@@ -60,7 +60,7 @@ def origin(worker: int = 2) -> Any:
             'garbage collection',
             'garbage collection (890 ms, within backward)',
         ),
-        (slow('backward', facts=dict(gc_seconds=0.2)), 'unexplained', 'backward', ': backward'),
+        (slow('backward', facts=dict(gc_seconds=0.2)), 'unexplained', 'backward', 'backward'),
         (
             slow('forward', facts=dict(major_faults=500.0)),
             'memory',
@@ -73,7 +73,7 @@ def origin(worker: int = 2) -> Any:
             'page faults',
             '(9000 pages, 800 ms in the kernel)',
         ),
-        (slow('forward', facts=dict(minor_faults=9000.0)), 'unexplained', 'forward', ': forward'),
+        (slow('forward', facts=dict(minor_faults=9000.0)), 'unexplained', 'forward', 'forward'),
         (slow('forward', machine=dict(swap_in=9e6)), 'memory', 'swapping', '9 MB read back'),
         (
             slow('forward', machine=dict(throttled=0.7)),
@@ -100,8 +100,13 @@ def origin(worker: int = 2) -> Any:
             'page faults',
             'in forward and backward',
         ),
-        (slow('train_step'), 'unexplained', 'train_step', ': train_step'),
-        (slow('forward and backward'), 'unexplained', 'forward and backward', 'instead of'),
+        (slow('train_step'), 'unexplained', 'train_step', 'train_step'),
+        (
+            slow('forward and backward'),
+            'unexplained',
+            'forward and backward',
+            'forward and backward',
+        ),
         (
             slow('forward', note=dict(is_new_shape=True, shape=(4, 3, 64, 64))),
             'device',
@@ -122,7 +127,7 @@ def origin(worker: int = 2) -> Any:
             '400 involuntary',
         ),
         (slow('forward', machine=dict(psi_cpu=0.6)), 'host', 'waiting for a CPU', '(600 ms)'),
-        (slow('forward', machine=dict(psi_cpu=0.4)), 'unexplained', 'forward', ': forward'),
+        (slow('forward', machine=dict(psi_cpu=0.4)), 'unexplained', 'forward', 'forward'),
         (
             slow(
                 'forward',
@@ -150,7 +155,7 @@ def test_causes(case: Slow, category: str, cause: str, said: str) -> None:
     (part,) = found.parts
     assert (part.category, part.cause) == (category, cause)
     assert part.seconds == pytest.approx(case.lost)
-    assert said in found.text
+    assert said in found.why
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes:
     found = blame(case, CATEGORIES)
     assert {part.cause: part.seconds for part in found.parts} == pytest.approx(causes)
     assert [part.cause for part in found.parts] == list(causes)
-    assert all(cause in found.text for cause in causes)
+    assert all(cause in found.why for cause in causes)
     assert sum(part.seconds for part in found.parts) == pytest.approx(case.lost)
 
 
@@ -203,7 +208,7 @@ def test_evidence_is_what_was_more_than_usual() -> None:
 def test_a_batch_of_many_samples_is_named_in_short() -> None:
     delivery = SimpleNamespace(samples=[*range(100)], waited=1.0, origin=None)
     found = blame(slow('data', note=dict(delivery=delivery)), {})
-    assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.text
+    assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.why
     assert len(found.evidence['samples']) == 16
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmtempo.core.stall_detector import Judged, LevelChange, StallDetector
+from mmtempo.core.stall_detector import Judged, StallDetector
 
 
 def noisy(count: int, usual: float = 0.14, sigma: float = 0.05, seed: int = 0) -> np.ndarray:
@@ -199,7 +199,7 @@ def test_whatever_a_slow_spell_is_called_its_seconds_are_the_same(length: int) -
     assert lost_in(outcome, seconds) == pytest.approx(0.3 * length, rel=0.1)
     for spell in outcome.spells:
         assert (spell.first, spell.last, spell.is_over) == (300, 299 + length, True)
-        assert spell.count == length
+        assert spell.iterations == length
         assert spell.usual == pytest.approx(0.14, rel=0.05)
     assert len(outcome.spells) + len(outcome.slow) > 0
 
@@ -208,7 +208,7 @@ def test_a_slower_pace_for_good_lasts_to_the_end() -> None:
     seconds = noisy(900)
     seconds[400:] *= 3
     (spell,) = Outcome(seconds).spells
-    assert (spell.first, spell.last, spell.count, spell.is_over) == (400, 899, 500, False)
+    assert (spell.first, spell.last, spell.iterations, spell.is_over) == (400, 899, 500, False)
     assert spell.lost == pytest.approx(500 * 0.28, rel=0.03)
 
 
@@ -222,7 +222,7 @@ def test_stalls_and_steps_within_a_spell() -> None:
     outcome = Outcome(seconds)
     assert outcome.slow == [450, 503]
     (spell,) = outcome.spells
-    assert (spell.first, spell.count, spell.is_over) == (300, 600, True)
+    assert (spell.first, spell.iterations, spell.is_over) == (300, 600, True)
     assert spell.lost == pytest.approx(200 * 0.7, rel=0.03)
     assert lost_in(outcome, seconds) == pytest.approx(200 * 0.7 + 6, rel=0.03)
 
@@ -240,7 +240,7 @@ def test_a_faster_pace_is_no_loss_and_a_slower_one_may_be_accepted() -> None:
     detector.accept(change)
     detector.look(seconds[400:], np.zeros(500, np.int8))
     (spell,) = detector.take_spells()
-    assert (spell.first, spell.count) == (450, 50)
+    assert (spell.first, spell.iterations) == (450, 50)
     assert spell.usual == pytest.approx(0.28, rel=0.05)
 
 

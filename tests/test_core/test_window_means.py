@@ -39,12 +39,20 @@ def test_a_device_that_is_idle_was_looked_at() -> None:
 
 def test_the_slowest_process_is_the_one_that_is_it_most_often() -> None:
     windows = [
-        dict(ranks=dict(data=dict(max=0.1 * n, rank=r))) for n, r in ((1, 3), (2, 3), (6, 1))
+        dict(ranks=dict(data=dict(max=0.1 * n, rank=r, min=0.01 * n)))
+        for n, r in ((1, 3), (2, 3), (6, 1))
     ]
     assert means(*windows[:2], {}, windows[2]) == dict(
         ranks=dict(
             data=dict(
-                max=pytest.approx(0.6), rank=1, mean=pytest.approx(0.3), usual=3, often=2, of=3
+                max=pytest.approx(0.6),
+                rank=1,
+                min=0.06,
+                mean=pytest.approx(0.3),
+                least=pytest.approx(0.03),
+                usual=3,
+                often=2,
+                of=3,
             )
         )
     )

@@ -307,8 +307,8 @@ def test_a_hook_that_nobody_knows() -> None:
     ('cause', 'category', 'start', 'override'),
     [
         ('garbage collection', 'gc', 'Garbage collection costs 5.7 %', None),
-        ('forward', 'unexplained', 'Stalls without a known cause costs', None),
-        ('first iterations', 'warm-up', 'Warm-up, which comes once, costs', None),
+        ('forward', 'unexplained', 'An unknown cause costs', None),
+        ('first iterations', 'warm-up', 'Warm-up costs', None),
         ('new input shape', 'device', 'A device that', 'env_cfg.cudnn_benchmark=False'),
         (
             'device memory was full',

@@ -43,11 +43,11 @@ def test_two_processes(tmp_path: Path) -> None:
         assert here.poll(40)
         assert here.recv() == [
             None,
-            dict(data=dict(max=0.5, rank=0), step=dict(max=1.0, rank=0)),
+            dict(data=dict(max=0.5, rank=0, min=0.5), step=dict(max=1.0, rank=0, min=1.0)),
             None,
-            dict(data=dict(max=0.25, rank=1), step=dict(max=2.0, rank=0)),
+            dict(data=dict(max=0.25, rank=1, min=0.0), step=dict(max=2.0, rank=0, min=1.0)),
             None,
-            dict(data=dict(max=0.0, rank=0), step=dict(max=5.0, rank=0)),
+            dict(data=dict(max=0.0, rank=0, min=0.0), step=dict(max=5.0, rank=0, min=4.0)),
         ]
     for process in processes:
         process.join()
@@ -106,10 +106,10 @@ def test_on_an_accelerator_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None
         assert spread.take() is None
     assert group.done == ['cuda:1', 'gather', 'copy'] * 3
     group.arrived = 2
-    assert spread.take() == dict(data=dict(max=3.0, rank=1), step=dict(max=3.0, rank=1))
+    assert spread.take() == dict(data=dict(max=3.0, rank=1, min=1.0), step=dict(max=3.0, rank=1, min=1.0))
     assert spread.take() is None
     group.arrived = 3
-    assert spread.take() == dict(data=dict(max=4.0, rank=1), step=dict(max=3.0, rank=1))
+    assert spread.take() == dict(data=dict(max=4.0, rank=1), step=dict(max=3.0, rank=1, min=1.0))
 
 
 def test_results_that_never_arrive_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,10 @@ def test_a_process_that_does_not_write() -> None:
     waited, worked = run.report.data_and_step(window)
     assert (waited, worked) == (pytest.approx(0.001, 0.05), pytest.approx(0.099, 0.05))
     assert run.report.data_and_step(None) == (0.0, 0.0)
+    # In its backward pass a process waits for others: that is not its own.
+    phases = dict(window['phases'], backward=7.0)
+    more = run.report.data_and_step(dict(window, phases=phases, seconds=window['seconds'] + 7.0))
+    assert more == (pytest.approx(waited), pytest.approx(worked))
     run.report.warn('of mine', 7)
     assert run.report.end('completed')['warnings'] == ['of mine']
 

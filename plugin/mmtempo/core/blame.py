@@ -17,6 +17,7 @@ NOTABLE = 0.3
 MANY_FAULTS = 32
 DEAR_FAULT = 2e-5  # seconds in the kernel; a page of 4 KB takes a tenth of that
 MOST_SAMPLES = 16
+NEW_SHAPE = 'new input shape'
 # Phases of the step itself, where the host computes or waits for the device. Where the step is
 # compiled it is one.
 STEP = (
@@ -96,13 +97,13 @@ class Blame:
     Attributes:
         phase: Where most of the time went.
         parts: Causes, the one that took most of it first.
-        text: A sentence for people.
+        why: What people are told of them.
         evidence: Figures.
     """
 
     phase: str
     parts: list[Part]
-    text: str
+    why: str
     evidence: dict[str, Any]
 
 
@@ -130,9 +131,8 @@ def blame(slow: Slow, categories: dict[str, str]) -> Blame:
         if (category, cause) not in causes:
             said.append(f'{cause}{more}' if not said else f'{cause} ({duration(seconds)})')
         causes.setdefault((category, cause), []).append(seconds)
-    text = f'took {duration(slow.seconds)} instead of {duration(slow.usual)}: {", and ".join(said)}'
     parts = [Part(*names, sum(seconds)) for names, seconds in causes.items()]
-    return Blame(phases[0][0], parts, text, evidence)
+    return Blame(phases[0][0], parts, ', and '.join(said), evidence)
 
 
 def _cause(
@@ -156,7 +156,7 @@ def _cause(
     if slow.note.get('is_first'):
         return warm_up
     if slow.note.get('is_new_shape'):
-        return 'device', 'new input shape', f' {slow.note.get("shape")} ({phase})'
+        return 'device', NEW_SHAPE, f' {slow.note.get("shape")} ({phase})'
     if system is not None:
         return system[0], system[1], f', in {phase}{system[2]}'
     return 'unexplained', phase, ''

@@ -11,7 +11,7 @@ class Spell(NamedTuple):
     Attributes:
         first: Place of the first one in the stream.
         last: Of the last one.
-        count: How many they were.
+        iterations: How many they were.
         usual: Seconds that such iterations took before.
         lost: Seconds beyond that, of all of them; but for what single ones among them took more
             than the others, which are slow for themselves.
@@ -20,7 +20,7 @@ class Spell(NamedTuple):
 
     first: int
     last: int
-    count: int
+    iterations: int
     usual: float
     lost: float
     is_over: bool

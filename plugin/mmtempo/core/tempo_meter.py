@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from .blame import Slow, blame
+from .blame import NEW_SHAPE
 from .log_histogram import LogHistogram
-from .periods import find_period
+from .lost_time import LongestStalls, LostTime
 from .stall_detector import StallDetector
-from .timeline import NANO, Block, Timeline
+from .stall_entries import Kept, StallEntries
+from .timeline import Block, Timeline
 
-# Iterations that a usual one is taken from, and those of a cause that a period is looked for in.
-RECENT = 129
 KEEP = 50  # stalls that are kept, the longest
-MOST_OF_A_CAUSE = 256
-MOST_CAUSES = 64
-# Samples named with a period.
-MOST_SAMPLES = 16
+MOST_CHANGES = 64
 EVALUATION = 'evaluation'
 # Times the median of a window: what takes longer does not count as steady.
 SLOW = 1.25
@@ -62,13 +56,15 @@ class TempoMeter:
         machine: Callable[[float, float], dict] | None = None,
         kinds_by: str | None = None,
     ) -> None:
-        self._timeline, self._facts = timeline, facts
-        self._categories = {} if categories is None else categories
-        self._machine, self._kinds_by = machine, kinds_by
+        self._timeline, self._kinds_by = timeline, kinds_by
+        categories = {} if categories is None else categories
+        self._entries = StallEntries(timeline, facts, categories, machine)
         self._detector = StallDetector(factor)
-        self._longest = _Longest(keep)
-        self._lost = _Lost()
+        self._longest = LongestStalls(keep)
+        self._lost = LostTime()
         self._taken = 0
+        self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
+        self._new_changes: list[dict[str, Any]] = []
         self._whole, self._spread = LogHistogram(), _Spread()
         self._phases: dict[str, LogHistogram] = {}
 
@@ -96,10 +92,16 @@ class TempoMeter:
         if is_last:
             rest = self._detector.flush()
             stalls += self._blame(rest.iterations, rest.usual, rest.is_slow)
+        stalls += self._pace()
         if not len(block):
             return None, stalls
         self._count(block)
         return self._figures_of(block, sum(stall['lost'] for stall in stalls)), stalls
+
+    def take_changes(self) -> list[dict[str, Any]]:
+        """Of the pace, found by `take` since this was asked last."""
+        changes, self._new_changes = self._new_changes, []
+        return changes
 
     def summary(self, intervals: Mapping[str, int | None]) -> dict[str, Any]:
         """Over all that was taken.
@@ -131,10 +133,7 @@ class TempoMeter:
             ),
             stalls=self._longest.all(),
             periods=self._lost.periods(intervals),
-            changes=[
-                dict(iter=before + change.iteration + 1, old=change.old, new=change.new)
-                for change in self._detector.changes
-            ],
+            changes=list(self._changes),
         )
 
     def ring(self, most: int | None = None) -> dict[str, Any]:
@@ -151,9 +150,7 @@ class TempoMeter:
         )
 
     def _count(self, block: Block) -> None:
-        whole = block.seconds
-        if EVALUATION in self._timeline.names:
-            whole = whole - block.spent[:, self._timeline.names.index(EVALUATION)]
+        whole = self._without_evaluation(block)
         self._whole.add(whole)
         self._spread.add(whole)
         for name, spent in zip(self._timeline.names, block.spent.T):
@@ -161,12 +158,17 @@ class TempoMeter:
                 self._phases[name] = LogHistogram()
             self._phases[name].add(spent[spent > 0])
 
+    def _without_evaluation(self, block: Block) -> np.ndarray:
+        if EVALUATION not in self._timeline.names:
+            return block.seconds
+        return block.seconds - block.spent[:, self._timeline.names.index(EVALUATION)]
+
     def _figures_of(self, block: Block, lost: float) -> dict[str, Any]:
         whole = block.seconds
         seconds, count = float(whole.sum()), len(block)
-        spread = _Spread()
-        spread.add(whole)
-        p50, p95, p99 = np.quantile(whole, [0.5, 0.95, 0.99]).tolist()
+        spread, trained = _Spread(), self._without_evaluation(block)
+        spread.add(trained)
+        p50, p95, p99 = np.quantile(trained, [0.5, 0.95, 0.99]).tolist()
         return dict(
             iter=int(block.numbers[-1]),
             iterations=count,
@@ -187,65 +189,40 @@ class TempoMeter:
         """Entries of those that are slow."""
         if not is_slow.any():
             return []
-        kept = self._timeline.last(self._timeline.ended)
-        first = self._timeline.ended - len(kept)
-        facts, kinds = _Facts(kept.facts), self._kinds(kept)
-        entries = []
-        for place, seconds in zip(places[is_slow].tolist(), usual[is_slow].tolist()):
-            if place >= first:
-                row = place - first
-                alike = np.flatnonzero(kinds == kinds[row])
-                near = alike[max(0, np.searchsorted(alike, row) - RECENT) :][: RECENT + 17]
-                entries.append(self._entry(kept, row, seconds, near, facts))
+        kept = self._kept()
+        pairs = zip(places[is_slow].tolist(), usual[is_slow].tolist())
+        found = [self._entries.of_one(kept, place, seconds) for place, seconds in pairs]
+        return self._keep([entry for entry in found if entry is not None])
+
+    def _keep(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for entry in entries:
             self._longest.add(entry)
             self._lost.add(entry)
         return entries
 
-    def _entry(
-        self, kept: Block, row: int, usual: float, near: np.ndarray, facts: _Facts
-    ) -> dict[str, Any]:
-        seconds = float(kept.seconds[row])
-        start = self._timeline.began * NANO + float(kept.starts[row])
-        counted, usually_counted = facts.of(row, near)
-        slow = Slow(
-            number=int(kept.numbers[row]),
-            seconds=seconds,
-            usual=usual,
-            spent=self._named(self._timeline.names, kept.spent[row]),
-            usually=self._named(self._timeline.names, np.median(kept.spent[near], axis=0)),
-            facts=self._named(self._facts, counted),
-            usual_facts=self._named(self._facts, usually_counted),
-            machine={} if self._machine is None else self._machine(start, start + seconds),
-            note=kept.notes[row] or {},
-        )
-        found = blame(slow, self._categories)
-        category, cause = found.parts[0].category, found.parts[0].cause
-        return dict(
-            iter=slow.number,
-            time=time.time() - (time.perf_counter() - start),
-            seconds=seconds,
-            usual=usual,
-            lost=slow.lost,
-            phase=found.phase,
-            cause=cause,
-            category=category,
-            parts=[vars(part) for part in found.parts],
-            text=found.text,
-            evidence=found.evidence,
-        )
+    def _kept(self) -> Kept:
+        block = self._timeline.last(self._timeline.ended)
+        return Kept(block, self._kinds(block), self._timeline.ended - len(block))
+
+    def _pace(self) -> list[dict[str, Any]]:
+        """Entries of slower spells that are over; changes of the pace are noted."""
+        changes = self._detector.take_changes()
+        kept = self._kept() if changes else None
+        for change in changes:
+            assert kept is not None
+            entry = self._entries.of_change(kept, change)
+            if entry.get('cause') == NEW_SHAPE:
+                self._detector.accept(change)
+            self._changes.append(entry)
+            self._new_changes.append(entry)
+        spells = [one for one in self._detector.take_spells() if one.iterations and one.lost > 0]
+        return self._keep([self._entries.of_spell(one, self._changes) for one in spells])
 
     def _kinds(self, block: Block) -> np.ndarray:
         """Of each iteration, whether it has the phase that tells."""
         if self._kinds_by not in self._timeline.names:
             return np.zeros(len(block), bool)
         return block.spent[:, self._timeline.names.index(self._kinds_by)] > 0
-
-    @staticmethod
-    def _named(names: Any, values: np.ndarray) -> dict[str, float]:
-        """Without what is not known."""
-        pairs = zip(names, values.tolist())
-        return {name: value for name, value in pairs if not math.isnan(value)}
 
 
 def _steady_seconds(seconds: np.ndarray, kinds: np.ndarray) -> float:
@@ -278,107 +255,6 @@ class _Spread:
         if self._count < 2 or not self._mean:
             return None
         return math.sqrt(self._squares / self._count) / self._mean
-
-
-class _Longest:
-    """The stalls that have lost most."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heap: list[tuple[float, int, dict]] = []
-        self._seen = 0
-
-    def add(self, entry: dict) -> None:
-        self._seen += 1
-        heapq.heappush(self._heap, (entry['lost'], -self._seen, entry))
-        if len(self._heap) > self._most:
-            heapq.heappop(self._heap)
-
-    def all(self) -> list[dict]:
-        return [entry for *_, entry in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
-
-
-class _Lost:
-    """What was lost, by cause."""
-
-    def __init__(self) -> None:
-        self.seconds, self.count = 0.0, 0
-        self.by_cause: dict[str, dict[str, Any]] = {}
-        self._latest: dict[str, deque[tuple[int, int | None, list[int]]]] = {}
-
-    def add(self, entry: dict) -> None:
-        self.seconds += entry['lost']
-        self.count += 1
-        evidence = entry['evidence']
-        for part in entry['parts']:
-            cause = part['cause']
-            if cause not in self.by_cause and len(self.by_cause) >= MOST_CAUSES:
-                cause = 'other causes'
-            sums = self.by_cause.setdefault(
-                cause, dict(seconds=0.0, count=0, category=part['category'])
-            )
-            sums['seconds'] += part['seconds']
-            sums['count'] += 1
-            latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
-            latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
-
-    def periods(self, intervals: Mapping[str, int | None]) -> list[dict[str, Any]]:
-        """Causes that come every so many iterations."""
-        found = []
-        for cause, latest in self._latest.items():
-            period = find_period([iteration for iteration, *_ in latest], intervals)
-            if period is None:
-                continue
-            on_it = [one for one in latest if one[0] % period.every == period.residue]
-            workers = Counter(worker for _, worker, _ in on_it if worker is not None)
-            samples = Counter(sample for *_, made in on_it for sample in made)
-            found.append(
-                dict(
-                    every=period.every,
-                    what=period.what,
-                    cause=cause,
-                    count=period.count,
-                    of=period.of,
-                    worker=workers.most_common(1)[0][0] if workers else None,
-                    samples=[sample for sample, _ in samples.most_common(MOST_SAMPLES)],
-                    text=f'{cause}: {period.text(intervals)}',
-                )
-            )
-        return found
-
-
-def _culprits(evidence: dict) -> list[int]:
-    """The sample that took longest, or where that is not known, all of its batch."""
-    if 'slowest_sample' in evidence:
-        return [evidence['slowest_sample']]
-    return evidence.get('samples', [])
-
-
-class _Facts:
-    """What iterations have added to totals that are not read in each of them.
-
-    What was added between two reads is shared among the iterations there; of one that was slow,
-    it has all but what is usual of the others.
-
-    Args:
-        totals: Of each iteration in a row; nan where nobody has read them.
-    """
-
-    def __init__(self, totals: np.ndarray) -> None:
-        read = np.flatnonzero(~np.isnan(totals).all(axis=1))
-        apart = np.diff(read)
-        self._added, self._among = np.zeros_like(totals), np.zeros(len(totals), np.int64)
-        if len(apart):
-            known = slice(read[0] + 1, read[-1] + 1)
-            rates = np.diff(totals[read], axis=0) / apart[:, None]
-            self._added[known] = np.repeat(rates, apart, axis=0)
-            self._among[known] = np.repeat(apart, apart)
-
-    def of(self, row: int, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What an iteration that was slow has added, and what those near it usually do."""
-        known = near[self._among[near] > 0]
-        usual = np.median(self._added[known], axis=0) if len(known) else self._added[row]
-        return usual + self._among[row] * (self._added[row] - usual), usual
 
 
 def _of_phase(phase: LogHistogram, seconds: float) -> dict[str, Any]:

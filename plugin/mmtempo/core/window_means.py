@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,8 @@ class WindowMeans:
     ::
 
         memory.device.utilisation  -> device_busy   mean, looks
-        ranks                      -> ranks         by name: max, rank, mean, usual, often, of
+        ranks                      -> ranks         by name: max, rank, min, mean, least (the mean
+                                                    of min), usual, often, of
     """
 
     def __init__(self) -> None:
@@ -47,17 +49,25 @@ class _Slowest:
 
     def __init__(self) -> None:
         self._latest: Mapping[str, Any] = {}
-        self._total = 0.0
+        self._total = self._least = 0.0
         self._ranks: Counter[int] = Counter()
 
     def add(self, found: Mapping[str, Any]) -> None:
-        """`max` and `rank` of a window."""
+        """`max`, `rank` and `min` of a window."""
         self._latest = found
         self._total += found['max']
+        self._least += found.get('min', math.nan)  # windows of before did not have it
         self._ranks[found['rank']] += 1
 
     def figures(self) -> dict[str, Any]:
         """The latest; the mean of all; and which process it usually was, how often of how many."""
         of = self._ranks.total()
         ((usual, often),) = self._ranks.most_common(1)
-        return dict(self._latest, mean=self._total / of, usual=usual, often=often, of=of)
+        return dict(
+            self._latest,
+            mean=self._total / of,
+            usual=usual,
+            often=often,
+            of=of,
+            **({} if math.isnan(self._least) else dict(least=self._least / of)),
+        )

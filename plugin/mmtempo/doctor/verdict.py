@@ -33,8 +33,9 @@ STALLS = {
     'gc': 'Garbage collection',
     'host': 'A CPU that is taken away',
     'device': 'A device that is held up',
-    'warm-up': 'Warm-up, which comes once,',
-    'unexplained': 'Stalls without a known cause',
+    'pace': 'A slower pace',
+    'warm-up': 'Warm-up',
+    'unexplained': 'An unknown cause',
 }
 
 
@@ -62,7 +63,8 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
     if run.iterations < FEW:
         few = counted(run.iterations, 'iteration')
         return Verdict(f'Too short to judge: {few}; {FEW} are needed.')
-    found = [waiting_for_data(run), _slowest_rank(run), _evaluation(run), *_hooks(run)]
+    found = [waiting_for_data(run), _slowest_rank(run), _slowest_step(run)]
+    found += [_evaluation(run), *_hooks(run)]
     found += [*_stalls(run), _copies(run), _idle_device(run), _unexplained(run), _memory(run)]
     found.append(_warnings(run))
     findings = [one for one in found if one and (one.share > WORTH or one.is_risk)]
@@ -90,6 +92,23 @@ def _slowest_rank(run: RunFigures) -> Finding | None:
         f'Rank {rank} waits {duration(mean)} an iteration for data, rank 0 {duration(own)}: it was '
         f'the longest at {found["often"]} of {counted(of, "log point")}. The others wait for it in '
         'their backward pass; look at the workers, cores and disk of its node.'
+    )
+    return Finding(share, headline, [why])
+
+
+def _slowest_step(run: RunFigures) -> Finding | None:
+    """A process that is slow itself: all others wait for it in their backward pass."""
+    found = (run.summary.get('ranks') or {}).get('step') or {}
+    rank, mean, least, of = (found.get(key) for key in ('usual', 'mean', 'least', 'of'))
+    if rank is None or mean is None or least is None or not of or found['often'] < OFTEN * of:
+        return None
+    share = run.share((mean - least) * run.iterations)
+    headline = f'Rank {rank} is slow in its steps: {percent(share)} of the time.'
+    why = (
+        f'Rank {rank} takes {duration(mean)} an iteration for what is its own, without data and '
+        f'backward pass, the fastest {duration(least)}: it was the longest at {found["often"]} of '
+        f'{counted(of, "log point")}. The others wait for it; look at its hooks, the load and the '
+        'clocks of its node.'
     )
     return Finding(share, headline, [why])
 
@@ -264,7 +283,10 @@ def _memory(run: RunFigures) -> Finding | None:
         key = f'train_dataloader.num_workers={workers // 2}'
         change.append(Change(key, f'half of the {workers} workers, each has memory of its own'))
     share = run.share(seconds)
-    headline = f'A lack of memory costs {percent(share)} of the time.'
+    name = 'A lack of memory'
+    if causes and causes[0][0] == 'page faults' and used <= FULL:
+        name = 'Memory that is touched for the first time'
+    headline = f'{name} costs {percent(share)} of the time.'
     return Finding(share, headline, why, change if used > FULL or share > WORTH else [], True)
 
 

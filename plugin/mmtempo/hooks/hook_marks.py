@@ -12,11 +12,12 @@ from ..core.timeline import Timeline
 from .snapshot_fence import SnapshotFence
 
 # By stage, what the time before its first hook was spent on.
+LOADER_ENDS = 'loader: end'
 BEFORE = dict(
     before_train_epoch='unexplained',
     before_train_iter='data',
     after_train_iter='unexplained',
-    after_train_epoch='data',  # where an epoch ends, its loader does
+    after_train_epoch=LOADER_ENDS,  # no batch is waited for
     before_val='unexplained',
     before_val_epoch='evaluation',
     after_val_epoch='evaluation',
@@ -25,6 +26,8 @@ BEFORE = dict(
 )
 # Of the hooks of a runner that calls them in its own way.
 ALL = 'hooks'
+# Where no hook of ours writes the line, what is found goes there by itself.
+VISUALIZER = 'logging: visualizer'
 # Once an epoch: hooks that do nothing else get no mark.
 RARE = {'before_train_epoch', 'after_train_epoch', 'after_train'}
 
@@ -77,7 +80,7 @@ class HookMarks:
         self._timeline, self._closing = timeline, closing or {}
         self._opening = {stage: self._marking(name) for stage, name in BEFORE.items()}
         self._opening.update(opening or {})
-        self.categories = {ALL: 'hook'}  # of phases
+        self.categories = {ALL: 'hook', LOADER_ENDS: 'data', VISUALIZER: 'logging'}  # of phases
 
     def join(self, runner: Any) -> None:
         """Take its place; also while the runner goes through its hooks."""

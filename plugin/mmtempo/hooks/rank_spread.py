@@ -39,7 +39,7 @@ class RankSpread:
         self._pending.append(HostCopy(rows))
 
     def take(self) -> dict[str, dict[str, Any]] | None:
-        """The last that has arrived, `max` and `rank` by name; None where nothing new has."""
+        """The last that has arrived, `max`, whose `rank` and `min` by name; None if none has."""
         rows: list[list[float]] = []
         while self._pending and self._pending[0].arrived:
             rows = self._pending.popleft().values()
@@ -48,5 +48,5 @@ class RankSpread:
         found: dict[str, dict[str, Any]] = {}
         for name, column in zip(NAMES, zip(*rows)):
             longest = max(column)
-            found[name] = dict(max=longest, rank=column.index(longest))
+            found[name] = dict(max=longest, rank=column.index(longest), min=min(column))
         return found

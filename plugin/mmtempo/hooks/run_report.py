@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.durations import duration
 from ..core.run_record import VERSION, RunRecord
+from ..core.step_watch import BACKWARD, BOTH, WHOLE
 from ..core.tempo_meter import TempoMeter
 from ..core.window_means import WindowMeans
 from ..doctor.verdict import judge
@@ -98,11 +99,16 @@ class RunReport:
 
     @staticmethod
     def data_and_step(window: dict[str, Any] | None) -> tuple[float, float]:
-        """Seconds of an iteration: waited for data, and all else but evaluation."""
+        """Seconds of an iteration: waited for data, and all else that is this process's own.
+
+        Without evaluation, and without the backward pass, in which a process waits for others:
+        there, who is fast takes longest.
+        """
         if window is None:
             return 0.0, 0.0
         phases, count = window['phases'], window['iterations']
-        step = window['seconds'] - phases['data'] - phases.get('evaluation', 0.0)
+        others = sum(phases.get(name, 0.0) for name in ('evaluation', BACKWARD, BOTH, WHOLE))
+        step = window['seconds'] - phases['data'] - others
         return phases['data'] / count, step / count
 
     def text(self, summary: dict[str, Any]) -> str:
@@ -111,13 +117,15 @@ class RunReport:
 
     def line(self, window: dict[str, Any]) -> str | None:
         """For the log, where a window has lost much for reasons that nobody has asked for."""
+        slower = [one for one in window['changes'] if one['new'] > one['old']]
+        lines = [f'Iteration {one["iter"]} {one["text"]}' for one in slower]
         slow = [stall for stall in window['stalls'] if stall['category'] not in PLANNED]
         lost = sum(stall['lost'] for stall in slow)
-        if not slow or lost < WORTH_A_LINE * window['seconds']:
-            return None
-        worst = max(slow, key=lambda stall: stall['lost'])
-        others = f' ({len(slow)} slow ones lost {duration(lost)})' if len(slow) > 1 else ''
-        return f'Iteration {worst["iter"]} {worst["text"]}{others}'
+        if slow and lost >= WORTH_A_LINE * window['seconds']:
+            worst = max(slow, key=lambda stall: stall['lost'])
+            others = f' ({len(slow)} slow ones lost {duration(lost)})' if len(slow) > 1 else ''
+            lines.append(f'Iteration {worst["iter"]} {worst["text"]}{others}')
+        return '; '.join(lines) or None
 
     def end(self, status: str, error: str | None = None) -> dict[str, Any]:
         """The last lines and the summary, which is returned."""
@@ -140,7 +148,8 @@ class RunReport:
     def _write(self, found: dict[str, Any] | None, stalls: list[dict]) -> dict[str, Any] | None:
         window = None
         stalls = [dict(kind='stall', **stall) for stall in stalls]
-        self._append(*stalls)
+        changes = self._meter.take_changes()
+        self._append(*stalls, *(dict(kind='change', **one) for one in changes))
         if found is not None:
             window = dict(kind='window', time=time.time(), **self._with_samples(found))
             ranks = self._known.pop('ranks', None)
@@ -150,7 +159,7 @@ class RunReport:
                 window['memory'] = self._known['memory']['now']
             self._means.add(window)
             self._append(window)
-            window = dict(window, stalls=stalls)
+            window = dict(window, stalls=stalls, changes=changes)
         if self._record is not None and self._record.is_due:
             self._record.summarise(self._summary('running', None, RING))
         return window

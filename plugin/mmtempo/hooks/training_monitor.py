@@ -24,9 +24,9 @@ from ..core.machine_watch import MachineWatch
 from ..core.run_record import RunRecord
 from ..core.step_watch import STEP, StepWatch
 from ..core.tempo_meter import TempoMeter
-from ..core.timeline import FIRST, NANO, Timeline, activate, deactivate
+from ..core.timeline import FIRST, NANO, Timeline, activate, charged_to, deactivate
 from .checkpoint_content import optimizers_of
-from .hook_marks import HookMarks
+from .hook_marks import VISUALIZER, HookMarks
 from .monitor_options import MonitorOptions
 from .rank_spread import RankSpread
 from .run_report import RunReport
@@ -274,7 +274,8 @@ class TrainingMonitor:
             # Not by update_info: checkpoints would name the key, and stock complain of it.
             runner.message_hub.runtime_info[ALONG] = scalars
         else:
-            runner.visualizer.add_scalars(scalars, step=iteration)
+            with charged_to(VISUALIZER):  # a slow one is not the monitor's doing
+                runner.visualizer.add_scalars(scalars, step=iteration)
 
     def _gather(self, iteration: int) -> None:
         """What watches beside the timeline have found."""

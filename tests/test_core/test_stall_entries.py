@@ -1,0 +1,83 @@
+"""What is said of one slow iteration, of a pace that changes, and of a slow spell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .test_tempo_meter import Run
+
+
+def trained(before: int = 0, **at: Any) -> tuple[Run, list[dict], list[dict]]:
+    """600 iterations of 100 ms, of which those from `slow` to `until` are slower."""
+    run, stalls, changes = Run(before, **at.get('options', {})), [], []
+    for number in range(600):
+        is_slow = at['slow'] <= number < at['until']
+        run.collected += at.get('collected', 0.0) * is_slow
+        note = at.get('note') if number == at['slow'] else None
+        run.go(note=note, **(at['more'] if is_slow else {}))
+        if number % 50 == 49:
+            stalls += run.meter.take()[1]
+            changes += run.meter.take_changes()
+    return run, stalls + run.meter.take(is_last=True)[1], changes + run.meter.take_changes()
+
+
+@pytest.mark.parametrize('before', [0, 7000])
+def test_a_slow_spell_is_one_entry_with_its_cause(before: int) -> None:
+    more = {'hook:Slow': 0.2}
+    run, (spell,), changes = trained(before, slow=300, until=340, more=more)
+    assert (spell['iter'], spell['until'], spell['iterations']) == (
+        before + 301, before + 340, 40,
+    )  # fmt: skip
+    assert (spell['category'], spell['cause'], spell['phase']) == ('hook', 'Slow', 'hook:Slow')
+    assert spell['lost'] == pytest.approx(8.0, rel=0.05)
+    assert (spell['usual'], spell['seconds']) == (
+        pytest.approx(0.1, 0.05),
+        pytest.approx(0.3, 0.05),
+    )
+    assert spell['text'].startswith('and 39 more took 30')
+    assert spell['text'].endswith(' each instead of 100 ms: Slow')
+    slower, faster = changes
+    assert slower['iter'] == before + 301
+    assert slower['text'].endswith('from here on: Slow')
+    assert faster['iter'] == before + 341
+    assert 'cause' not in faster
+    summary = run.meter.summary({})
+    assert summary['lost']['by_cause'] == dict(
+        Slow=dict(seconds=spell['lost'], count=40, category='hook')
+    )
+    assert summary['steady'] == pytest.approx(10, rel=0.02)
+    assert summary['changes'] == changes
+
+
+def test_to_the_end_of_the_run() -> None:
+    _, (spell,), (change,) = trained(slow=300, until=600, more=dict(step=0.2))
+    assert spell['until'] == 600
+    assert 'to the end of the run' in spell['text']
+    assert change['phase'] == spell['phase'] == 'step'
+
+
+def test_evidence_of_a_pace_is_that_of_its_iterations() -> None:
+    _, (spell,), (slower, _) = trained(
+        slow=300, until=340, more=dict(step=0.2), collected=0.15,
+        options=dict(machine=lambda start, end: dict(psi_io=end - start)),
+    )  # fmt: skip
+    assert (slower['category'], slower['cause']) == ('gc', 'garbage collection')
+    assert slower['evidence']['gc_seconds'] == pytest.approx(0.15)
+    assert slower['evidence']['psi_io'] == pytest.approx(0.3, rel=0.1)  # of one, not of sixteen
+    assert spell['cause'] == 'garbage collection'
+
+
+def test_a_pace_without_a_cause_is_told_by_its_phase() -> None:
+    _, (spell,), (slower, _) = trained(slow=300, until=340, more=dict(step=0.2))
+    assert (slower['category'], slower['cause']) == ('unexplained', 'step')
+    assert (spell['category'], spell['cause']) == ('pace', 'slower step')
+
+
+def test_larger_inputs_take_longer_and_lose_nothing() -> None:
+    note = dict(shape=(4, 3, 900, 1600), is_new_shape=True)
+    run, stalls, (slower, _) = trained(slow=300, until=450, more=dict(step=0.2), note=note)
+    assert slower['cause'] == 'new input shape'
+    assert stalls == []
+    assert run.meter.summary({})['lost']['seconds'] == 0
