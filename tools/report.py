@@ -23,19 +23,20 @@ from typing import Any
 from rich.console import Console
 
 from mmtempo.report import RunLog, read_log
-from mmtempo.report.compare import Comparison, allowed_slowdown, compare
+from mmtempo.report.compare import FEW, Comparison, allowed_slowdown, compare
 from mmtempo.report.figures import size
 from mmtempo.report.html import plotly_script, write_html
 from mmtempo.report.trace import trace_events, write_trace
 from mmtempo.tool_run import LaunchError, run_tool
 
-COMPARE = """Put two runs side by side, and say whether B is slower than A.
+COMPARE = f"""Put two runs side by side, and say whether B is slower than A.
 
 python tools/report.py compare work_dirs/before work_dirs/after
 python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
 
 What is judged is samples per second end to end where both runs know them, else iterations per
-second. Exit code: 0, or 1 when B is slower than allowed, or 2 for a mistake such as a missing file.
+second. Exit code: 0, or 1 when B is slower than allowed, or 2 for a mistake such as a missing file,
+and where nothing can be judged: one of them crashed, or has fewer than {FEW} iterations.
 """
 
 
@@ -162,6 +163,8 @@ def _judge(found: Comparison, args: argparse.Namespace, console: Console) -> Any
     found.show(console)
     if args.allowed is None:
         return
+    if found.unfit:
+        raise LaunchError(f'--fail-if-slower: nothing can be judged: {"; ".join(found.unfit)}')
     speed = found.speed
     change = f'{abs(100 * found.slower):.1f} % {"slower" if found.slower > 0 else "faster"}'
     text = f'B is {change} than A ({speed.name}); allowed is {100 * args.allowed:g} % slower'

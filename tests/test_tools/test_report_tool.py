@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from ..conftest import ROOT
-from ..test_report.made_up import made_up_run, write_lines, write_run
+from ..test_report.made_up import made_up_run, write_lines, write_run, write_summary
 
 
 def tool() -> ModuleType:
@@ -81,6 +81,27 @@ def test_compare(
     assert 'samples/s, end to end' in out
     assert ('B is 10.0 % slower than A' in out) == bool(allowed)
     assert call(monkeypatch, 'compare', runs / 'slow', runs / 'fast', *words) == 0
+
+
+@pytest.mark.parametrize('crashed', ['a', 'b'])
+def test_a_crashed_run_is_not_judged(
+    crashed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The first iterations may be the fastest ones, and a crash is no success."""
+    for name in 'ab':
+        (tmp_path / name).mkdir()
+        summary, lines = made_up_run(iterations=200)
+        if name == crashed:
+            summary.update(status='crashed', iterations=100, samples_per_s=1000.0)
+        write_lines(tmp_path / name, lines)
+        write_summary(tmp_path / name, summary)
+    words = ['compare', tmp_path / 'a', tmp_path / 'b']
+    assert call(monkeypatch, *words) == 0
+    assert call(monkeypatch, *words, '--fail-if-slower', '5%') == 2
+    out, error = capsys.readouterr()
+    assert 'faster' not in out
+    which = f'{crashed.upper()} ({tmp_path / crashed})'
+    assert f'nothing can be judged: {which} crashed, after 100 iterations' in error
 
 
 def test_mistakes_in_what_is_there(
