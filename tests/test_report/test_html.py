@@ -140,6 +140,14 @@ def test_empty_sections_are_left_out(tmp_path: Path) -> None:
     assert 'No verdict was written' in text
 
 
+def test_a_newer_run_is_told_before_the_verdict_on_the_older_one(tmp_path: Path) -> None:
+    log = read_log(write_run(tmp_path, iterations=100))
+    assert '&lt;newer&gt;' not in page(log, '')
+    log.newer = 'there is a <newer> run'
+    text = page(log, '')
+    assert text.index('there is a &lt;newer&gt; run.') < text.index('class="card verdict"')
+
+
 def test_a_killed_run_has_a_page(tmp_path: Path) -> None:
     _, lines = made_up_run(iterations=500)
     write_lines(tmp_path, lines[:-1])

@@ -261,6 +261,8 @@ def _warnings(a: RunLog, b: RunLog) -> list[str]:
         if unknown and 'machines' in what:
             found.append(f'the machine of {" and ".join(unknown)} is not known')
     for name, log in (('A', a), ('B', b)):
+        if log.newer:
+            found.append(f'{name}: {log.newer}')
         status = log.summary.get('status')
         if status in ('running', 'crashed', 'interrupted'):
             found.append(f'{name} did not end by itself ({status}): its figures are what it had')

@@ -39,6 +39,7 @@ def page(log: RunLog, script: str) -> str:
     drawn = {chart.name: chart for chart in charts(log, colors)}
     body = [
         overview.header(log),
+        _section(element('p', f'{log.newer}.')) if log.newer else None,
         overview.verdict(log),
         overview.tiles(log),
         overview.notes(log) if log.kind == 'stock' else None,
