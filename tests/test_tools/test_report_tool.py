@@ -68,6 +68,41 @@ def test_writes_into_the_work_dir_and_opens_it(
     assert 'it was killed' in capsys.readouterr().out
 
 
+def test_a_killed_run_is_judged_by_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The first summary is written after a minute."""
+    write_lines(tmp_path, made_up_run(iterations=1000)[1][:-1])
+    assert call(monkeypatch, tmp_path) == 0
+    out = capsys.readouterr().out
+    headline = re.search(r'Evaluation takes \d+ % of the time.', out)
+    assert headline
+    assert '--cfg-options train_cfg.val_interval=1000' in out
+    text = (tmp_path / 'tempo_report.html').read_text(encoding='utf-8')
+    assert headline[0] in text
+    assert 'data-copy="--cfg-options train_cfg.val_interval=1000"' in text
+
+
+def test_a_verdict_that_was_written_stands(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool(), 'judge', lambda _: 1 / 0)
+    assert call(monkeypatch, runs / 'fast', '--out', tmp_path / 'a.html') == 0
+
+
+def test_a_run_without_a_trace_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    write_lines(tmp_path, made_up_run(iterations=100)[1][:-1])
+    assert call(monkeypatch, tmp_path, '--trace', tmp_path / 't.json') == 2
+    out, error = capsys.readouterr()
+    assert f'report  {tmp_path}/tempo_report.html' in out
+    assert (tmp_path / 'tempo_report.html').read_text().startswith('<!DOCTYPE html>')
+    assert not (tmp_path / 't.json').exists()
+    assert 'no trace can be made' in error
+    assert 'nothing was written' not in error
+
+
 @pytest.mark.parametrize(
     ('allowed', 'code'), [(None, 0), ('5%', 1), ('0.05', 1), ('5', 1), ('10.1%', 0), ('0.11', 0)]
 )
@@ -124,7 +159,10 @@ def test_mistakes_in_what_is_there(
         (['compare', runs / 'fast', runs / 'slow', '--fail-if-slower', ''], "found ''"),
     ):
         assert call(monkeypatch, *words) == 2
-        assert says in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert says in error
+        # A comparison writes nothing anyway.
+        assert 'compare' not in words or 'nothing was written' not in error
 
 
 @pytest.mark.parametrize('full', [False, True])
