@@ -113,6 +113,8 @@ def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
 def test_no_ring(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='no tempo_summary.json of its last run has a ring'):
         trace_events(RunLog(tmp_path))
+    with pytest.raises(ValueError, match='needs what ThroughputMonitorHook writes once a minute'):
+        trace_events(RunLog(tmp_path))
     with pytest.raises(ValueError, match='stock logs hold no single iterations'):
         trace_events(RunLog(tmp_path, 'stock'))
     with pytest.raises(FileNotFoundError, match='folder .*nowhere does not exist'):

@@ -42,8 +42,8 @@ def trace_events(log: RunLog) -> list[Event]:
         if log.kind == 'tempo':
             why = 'no tempo_summary.json of its last run has a ring of recent iterations'
         raise ValueError(
-            f'{log.source}: no trace can be made, {why}; ThroughputMonitorHook writes it once a '
-            'minute, and at the end of a run'
+            f'{log.source}: no trace can be made, {why}; a trace needs what '
+            'ThroughputMonitorHook writes once a minute, and at the end of a run'
         )
     events = [
         _name('process_name', log.name),
