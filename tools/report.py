@@ -22,20 +22,22 @@ from typing import Any
 
 from rich.console import Console
 
+from mmtempo.doctor.verdict import judge
 from mmtempo.report import RunLog, read_log
-from mmtempo.report.compare import Comparison, allowed_slowdown, compare
+from mmtempo.report.compare import FEW, Comparison, allowed_slowdown, compare
 from mmtempo.report.figures import size
 from mmtempo.report.html import plotly_script, write_html
-from mmtempo.report.trace import trace_events, write_trace
+from mmtempo.report.trace import write_trace
 from mmtempo.tool_run import LaunchError, run_tool
 
-COMPARE = """Put two runs side by side, and say whether B is slower than A.
+COMPARE = f"""Put two runs side by side, and say whether B is slower than A.
 
 python tools/report.py compare work_dirs/before work_dirs/after
 python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
 
 What is judged is samples per second end to end where both runs know them, else iterations per
-second. Exit code: 0, or 1 when B is slower than allowed, or 2 for a mistake such as a missing file.
+second. Exit code: 0, or 1 when B is slower than allowed, or 2 for a mistake such as a missing file,
+and where nothing can be judged: one of them crashed, or has fewer than {FEW} iterations.
 """
 
 
@@ -96,14 +98,14 @@ def main() -> int:
 
 
 def _read(args: argparse.Namespace) -> RunLog:
-    """Everything that can go wrong does so here, before a file is written."""
+    """What leaves nothing to write goes wrong here."""
     log = _log(args.work_dir)
     try:
         plotly_script()
-        if args.trace:
-            trace_events(log)
-    except (ModuleNotFoundError, ValueError) as error:
+    except ModuleNotFoundError as error:
         raise LaunchError(str(error)) from error
+    if log.kind == 'tempo' and 'verdict' not in log.summary and log.summary.get('iterations'):
+        log.summary['verdict'] = _judged(log.summary)
     return log
 
 
@@ -112,6 +114,13 @@ def _log(path: Path) -> RunLog:
         return read_log(path)
     except (FileNotFoundError, ValueError) as error:
         raise LaunchError(str(error)) from error
+
+
+def _judged(summary: dict[str, Any]) -> dict[str, Any]:
+    """Of a run that was killed before it had written a summary; its lines are enough."""
+    found = judge(summary)
+    change = [dict(override=one.override, why=one.why) for one in found.change]
+    return dict(headline=found.headline, why=found.why, change=change)
 
 
 def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
@@ -126,15 +135,22 @@ def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
         lines.append(f'  --cfg-options {" ".join(overrides)}')
     lines += log.notes
     lines.append(f'report  {path}  ({size(path.stat().st_size)})')
-    if args.trace:
-        with _saying(args.trace, '--trace'):
-            write_trace(log, args.trace)
-        written = size(args.trace.stat().st_size)
-        lines.append(f'trace   {args.trace}  ({written}; https://ui.perfetto.dev)')
     for line in filter(None, lines):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(console, line)
     if args.open:
         webbrowser.open(path.absolute().as_uri())
+    if args.trace:  # the last: a run may have a page and no trace
+        try:
+            with _saying(args.trace, '--trace'):
+                write_trace(log, args.trace)
+        except ValueError as error:
+            raise LaunchError(str(error)) from error
+        written = size(args.trace.stat().st_size)
+        _say(console, f'trace   {args.trace}  ({written}; https://ui.perfetto.dev)')
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -149,23 +165,28 @@ def _saying(path: Path, option: str) -> Iterator[None]:
         ) from error
 
 
-def _compared(args: argparse.Namespace) -> Comparison:
-    found = compare(_log(args.a), _log(args.b))
+def _compared(args: argparse.Namespace) -> Comparison | ValueError:
+    """Both runs, or why not, which `_judge` raises: `run_tool` says here what was not written."""
     try:
+        found = compare(_log(args.a), _log(args.b))
         _ = found.speed
     except ValueError as error:
-        raise LaunchError(str(error)) from error
+        return error
     return found
 
 
-def _judge(found: Comparison, args: argparse.Namespace, console: Console) -> Any:
+def _judge(found: Comparison | ValueError, args: argparse.Namespace, console: Console) -> None:
+    if isinstance(found, ValueError):
+        raise LaunchError(str(found)) from found
     found.show(console)
     if args.allowed is None:
         return
+    if found.unfit:
+        raise LaunchError(f'--fail-if-slower: nothing can be judged: {"; ".join(found.unfit)}')
     speed = found.speed
     change = f'{abs(100 * found.slower):.1f} % {"slower" if found.slower > 0 else "faster"}'
     text = f'B is {change} than A ({speed.name}); allowed is {100 * args.allowed:g} % slower'
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    _say(console, text)
     if found.is_too_slow(args.allowed):
         raise SystemExit(1)
 

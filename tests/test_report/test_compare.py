@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mmtempo.doctor import verdict
 from mmtempo.report import RunLog, read_log
-from mmtempo.report.compare import Comparison, allowed_slowdown, compare
+from mmtempo.report.compare import FEW, Comparison, allowed_slowdown, compare
 
 from .made_up import write_run
 
@@ -131,3 +132,34 @@ def test_a_run_that_did_nothing_but_evaluate() -> None:
     ours = log(iterations=1, seconds=100.0, it_per_s=0.01, phases=phases)
     found = compare(ours, RunLog(Path('s'), 'stock', dict(it_per_s=10.0)))
     assert found.speed.a == 0.01
+
+
+@pytest.mark.parametrize(
+    ('summary', 'why'),
+    [
+        (dict(status='crashed', iterations=100), 'B (somewhere) crashed, after 100 iterations'),
+        (dict(status='crashed', iterations=1), 'B (somewhere) crashed, after 1 iteration'),
+        (dict(status='completed', iterations=19), 'B (somewhere) has 19 iterations, 20 are needed'),
+        (dict(), 'B (somewhere) has an unknown number of iterations, 20 are needed'),
+        (dict(status='interrupted', iterations=20), None),
+        (dict(status='running', iterations=20), None),
+    ],
+)
+def test_runs_that_no_verdict_can_rest_on(summary: dict, why: str | None) -> None:
+    good, other = log(iterations=400, it_per_s=1.0), log(it_per_s=8.0, **summary)
+    assert compare(good, other).unfit == ([why] if why else [])
+    assert compare(other, good).unfit == ([why.replace('B', 'A', 1)] if why else [])
+
+
+def test_few_are_as_few_as_for_the_verdict() -> None:
+    assert FEW == verdict.FEW
+
+
+@pytest.mark.parametrize(('count', 'warns'), [(200, False), (199, True), (801, True)])
+def test_lengths_are_shown_and_warned_of(count: int, warns: bool) -> None:
+    found = compare(log(iterations=400, it_per_s=1.0), log(iterations=count, it_per_s=1.0))
+    row = found.rows[0]
+    assert (row.name, row.a, row.b) == ('iterations', 400, count)
+    assert str(count) in shown(found).splitlines()[3]
+    said = f"lengths differ: 400 iterations against {count}; warm-up is in 'end to end'"
+    assert any(text.startswith(said) for text in found.warnings) == warns

@@ -86,6 +86,17 @@ def test_what_is_on_it(tmp_path: Path) -> None:
     assert text.index('class="card verdict"') < text.index('class="tiles"') < text.index('<figure')
 
 
+def test_figures_whose_colours_a_table_has_need_no_legend(tmp_path: Path) -> None:
+    text = page(read_log(write_run(tmp_path, iterations=200)), '')
+    names = [chart['name'] for chart in data_of(text) if chart['has_key']]
+    assert names == ['phases', 'recent']
+    table = text[text.index('id="chart-shares"') : text.index('id="chart-phases"')]
+    for chart in data_of(text):
+        if chart['has_key']:
+            missing = {one['name'] for one in chart['data'] if one['name'] not in table}
+            assert missing <= {'other'}
+
+
 def test_what_a_log_holds_cannot_become_code(tmp_path: Path) -> None:
     summary, lines = made_up_run(iterations=100)
     summary['setting'] = dict(config=f'{EVIL}.py', loop=EVIL, **{EVIL: 1})
@@ -138,6 +149,14 @@ def test_empty_sections_are_left_out(tmp_path: Path) -> None:
     for words in ('<figure', '<table', '<script', 'Warnings', 'Slow iterations', 'Machine'):
         assert words not in text
     assert 'No verdict was written' in text
+
+
+def test_a_newer_run_is_told_before_the_verdict_on_the_older_one(tmp_path: Path) -> None:
+    log = read_log(write_run(tmp_path, iterations=100))
+    assert '&lt;newer&gt;' not in page(log, '')
+    log.newer = 'there is a <newer> run'
+    text = page(log, '')
+    assert text.index('there is a &lt;newer&gt; run.') < text.index('class="card verdict"')
 
 
 def test_a_killed_run_has_a_page(tmp_path: Path) -> None:

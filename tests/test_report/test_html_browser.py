@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,8 +68,31 @@ def test_charts_are_drawn_and_nothing_is_asked_of_a_network(
     assert dom.count('class="plot-container') == 7
     assert dom.count('class="main-svg"') >= 7
     assert dom.count('class="point"') > 10
+    assert dom.count('class="legend"') == 4
     # The charts wear the colours of the scheme.
     assert f'data-surface="{SURFACES[scheme]}"' in dom
+
+
+WIDTHS = """<script>
+const all = [...document.querySelectorAll('.sentence')].map((one) => one.clientWidth);
+document.documentElement.dataset.sentences = `${all.length} of ${Math.min(...all)}`;
+</script>"""
+
+
+def test_a_narrow_page_has_room_for_sentences_and_for_figures(
+    browser: str, report: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / 'narrow.html'
+    text = report.read_text(encoding='utf-8')
+    page.write_text(text.replace('</main>', f'</main>{WIDTHS}'), encoding='utf-8')
+    dom, log = visit(browser, page, tmp_path / 'profile', '--window-size=500,1000')
+    assert 'CONSOLE' not in log, log
+    # A table's last column was 20 px wide before, and 200 px high.
+    assert re.search(r'data-sentences="[1-9]\d* of 260"', dom)
+    # Of the figures of phases, the legend took two thirds: the table has the same colours.
+    drawn = dict(re.findall(r'id="chart-(\w+)"(.*?)</figure>', dom, re.S))
+    legends = {name for name, figure in drawn.items() if 'class="legend"' in figure}
+    assert legends == {'throughput', 'memory'}
 
 
 def test_without_decompression_the_tables_are_there(

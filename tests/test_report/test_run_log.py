@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from mmtempo.core import run_record
 from mmtempo.report import read_log, run_log
+from mmtempo.report.compare import compare
 
 from .made_up import START, made_up_run, write_lines, write_run, write_summary
 
@@ -162,7 +164,53 @@ def test_a_summary_that_says_nothing_and_stock_logs(tmp_path: Path) -> None:
     (tmp_path / 'scalars.json').write_text('{"iter": 10, "time": 0.1}\n')
     log = read_log(tmp_path)
     assert log.kind == 'stock'
-    assert 'not readable as JSON' in log.notes[0]
+    assert 'not readable as the summary of a run' in log.notes[0]
+
+
+@pytest.mark.parametrize('empty', ['{}', '{"version": 1}'])
+def test_a_summary_without_a_run(empty: str, tmp_path: Path) -> None:
+    (tmp_path / 'tempo_summary.json').write_text(empty)
+    with pytest.raises(ValueError, match='expected one of iterations, seconds, status, found none'):
+        read_log(tmp_path)
+    write_lines(tmp_path, made_up_run(iterations=100)[1])
+    log = read_log(tmp_path)
+    assert log.summary['iterations'] == 100
+    assert 'not readable: figures come from tempo.jsonl' in ' '.join(log.notes)
+
+
+def stock_run(work: Path, started: float, config: str = '') -> Path:
+    """Stock logs of a run, as mmengine names their folder."""
+    name = time.strftime('%Y%m%d_%H%M%S', time.localtime(started))
+    (work / name / 'vis_data').mkdir(parents=True)
+    (work / name / 'vis_data/config.py').write_text(config)
+    (work / name / f'vis_data/{name}.json').write_text('{"iter": 10, "time": 0.1}\n')
+    return work / name
+
+
+def test_a_newer_run_without_the_monitor_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, iterations=100)
+    stock_run(tmp_path, START - 10)  # its own
+    (tmp_path / '20990101_what').mkdir()  # nobody's
+    assert read_log(tmp_path).notes == []
+    newer = stock_run(tmp_path, START + 3600, "timer = dict(type='IterTimerHook')")
+    for path in (tmp_path, tmp_path / 'tempo_summary.json'):
+        log = read_log(path)
+        assert log.summary['iterations'] == 100
+        (note,) = log.notes
+        assert f'{newer.name} is a newer run, without ThroughputMonitorHook' in note
+        assert str(newer) in note
+    text = '\n'.join(compare(log, read_log(newer)).warnings)
+    assert f'A: {newer.name} is a newer run' in text
+    assert 'B: 2' not in text
+
+
+def test_newer_folders_that_are_no_run_without_the_monitor(tmp_path: Path) -> None:
+    write_run(tmp_path, iterations=100)
+    # A test run leaves no lines of a training.
+    (stock_run(tmp_path, START + 3600) / 'vis_data').rename(tmp_path / 'moved')
+    # Its own, named by the clock of another time zone.
+    stock_run(tmp_path, START + 7200, "timer = dict(type='ThroughputMonitorHook')")
+    assert read_log(tmp_path).notes == []
 
 
 def test_an_end_that_is_newer_than_the_summary(tmp_path: Path) -> None:

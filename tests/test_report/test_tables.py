@@ -101,3 +101,15 @@ def test_a_calm_resumed_run_has_nothing_of_the_run_before(tmp_path: Path) -> Non
     log = read_log(tmp_path)
     for table in (tables.stalls, tables.warnings, tables.stages):
         assert text(table(log)).count('long ago') == 1
+
+
+def test_sentences_have_room_of_their_own() -> None:
+    """Else a narrow page gives them what other columns leave; page.css has the width."""
+    period = dict(every=8, cause='a', count=1, of=1, text='Every <8th> is late.')
+    stall = dict(iter=3, cause='a', text='It took long.', evidence=dict(worker=1))
+    log = RunLog(Path(), summary=dict(periods=[period], stalls=[stall]))
+    said = '<div class="sentence">Every &lt;8th&gt; is late.</div>'
+    assert said in str(tables.periods(log))
+    assert '<div class="sentence">It took long.<div class="chips">' in str(tables.stalls(log))
+    del period['text']
+    assert 'what it means' not in str(tables.periods(log))

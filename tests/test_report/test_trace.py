@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,56 @@ def test_phases_follow_each_other_inside_their_iteration() -> None:
         ('iteration 8', 1.75e6, 300000), ('data', 1.75e6, 100000), ('step', 1.85e6, 200000),
     ]  # fmt: skip
     assert {e['name'] for e in events if e['ph'] == 'M'} == {'process_name', 'thread_name'}
+
+
+def test_phases_are_in_a_fixed_order_whichever_was_registered_first() -> None:
+    hooks = ['hook:Timer', 'hook:SparseLoggerHook', 'hook:AsyncCheckpointHook']
+    names = [
+        'data', 'unexplained', hooks[0], 'evaluation', 'checkpoint copy', hooks[1], hooks[2],
+        'train_step', 'step', 'backward', 'forward and backward', 'forward', 'to_device',
+    ]  # fmt: skip
+    ring = dict(phases=names, rows=[[1, 0.0, *(0.1,) * len(names)]])
+    events = trace_events(RunLog(Path(), summary=dict(ring=ring)))
+    _, *drawn = (event['name'] for event in events if event['ph'] == 'X')
+    assert drawn == [
+        'data', 'to_device', 'forward', 'forward and backward', 'backward', 'step', 'train_step',
+        *hooks, 'checkpoint copy', 'evaluation', 'unexplained',
+    ]  # fmt: skip
+
+
+def test_slices_nest_whatever_was_rounded() -> None:
+    """Sums of rounded phases differ from the distance of rounded starts by some microseconds."""
+    names = ['data', 'forward', 'hook:A', 'step', 'evaluation']
+    chance, now, rows = random.Random(3), 1000.0, []
+    for count in range(500):
+        spent = [chance.uniform(0, 0.01) for _ in names]
+        spent[-1] *= count % 2 / 1e4  # less than what rounding takes from it
+        rows.append([count, round(now, 6), *(round(value, 6) for value in spent)])
+        now += sum(spent)
+    over = [sum(row[1:]) - following[1] for row, following in itertools.pairwise(rows)]
+    assert sum(1e-6 / 2 < one < 4e-6 for one in over) > 50
+    events = trace_events(RunLog(Path(), summary=dict(ring=dict(phases=names, rows=rows))))
+    slices = [event for event in events if event['ph'] == 'X']
+    assert all(type(event[key]) is int for event in slices for key in ('ts', 'dur'))
+    outer, free, end = 0, 0, 0  # the end of the iteration, and of what is drawn of it
+    for event in slices:
+        end = event['ts'] + event['dur']
+        if event['name'].startswith('iteration'):
+            assert event['ts'] >= outer
+            outer, free = end, event['ts']
+        else:
+            assert free <= event['ts'] < end <= outer
+            free = end
+
+
+def test_says_what_the_order_within_an_iteration_means(tmp_path: Path) -> None:
+    path = write_trace(RunLog(tmp_path, summary=dict(ring=RING)), tmp_path / 'trace.json')
+    content = json.loads(path.read_text())
+    about = content['otherData']['about']
+    assert 'The order of phases within an iteration is a fixed one' in about
+    assert 'several times in an iteration is one slice with the sum' in about
+    threads = [e['args']['name'] for e in content['traceEvents'] if e['name'] == 'thread_name']
+    assert threads[0] == 'training loop (phases of an iteration: summed, in a fixed order)'
 
 
 def test_stalls_are_instants_with_their_text() -> None:
@@ -60,6 +112,8 @@ def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
 
 def test_no_ring(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='no tempo_summary.json of its last run has a ring'):
+        trace_events(RunLog(tmp_path))
+    with pytest.raises(ValueError, match='needs what ThroughputMonitorHook writes once a minute'):
         trace_events(RunLog(tmp_path))
     with pytest.raises(ValueError, match='stock logs hold no single iterations'):
         trace_events(RunLog(tmp_path, 'stock'))

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from ..conftest import ROOT
-from ..test_report.made_up import made_up_run, write_lines, write_run
+from ..test_report.made_up import made_up_run, write_lines, write_run, write_summary
 
 
 def tool() -> ModuleType:
@@ -68,6 +68,41 @@ def test_writes_into_the_work_dir_and_opens_it(
     assert 'it was killed' in capsys.readouterr().out
 
 
+def test_a_killed_run_is_judged_by_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The first summary is written after a minute."""
+    write_lines(tmp_path, made_up_run(iterations=1000)[1][:-1])
+    assert call(monkeypatch, tmp_path) == 0
+    out = capsys.readouterr().out
+    headline = re.search(r'Evaluation takes \d+ % of the time.', out)
+    assert headline
+    assert '--cfg-options train_cfg.val_interval=1000' in out
+    text = (tmp_path / 'tempo_report.html').read_text(encoding='utf-8')
+    assert headline[0] in text
+    assert 'data-copy="--cfg-options train_cfg.val_interval=1000"' in text
+
+
+def test_a_verdict_that_was_written_stands(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool(), 'judge', lambda _: 1 / 0)
+    assert call(monkeypatch, runs / 'fast', '--out', tmp_path / 'a.html') == 0
+
+
+def test_a_run_without_a_trace_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    write_lines(tmp_path, made_up_run(iterations=100)[1][:-1])
+    assert call(monkeypatch, tmp_path, '--trace', tmp_path / 't.json') == 2
+    out, error = capsys.readouterr()
+    assert f'report  {tmp_path}/tempo_report.html' in out
+    assert (tmp_path / 'tempo_report.html').read_text().startswith('<!DOCTYPE html>')
+    assert not (tmp_path / 't.json').exists()
+    assert 'no trace can be made' in error
+    assert 'nothing was written' not in error
+
+
 @pytest.mark.parametrize(
     ('allowed', 'code'), [(None, 0), ('5%', 1), ('0.05', 1), ('5', 1), ('10.1%', 0), ('0.11', 0)]
 )
@@ -81,6 +116,27 @@ def test_compare(
     assert 'samples/s, end to end' in out
     assert ('B is 10.0 % slower than A' in out) == bool(allowed)
     assert call(monkeypatch, 'compare', runs / 'slow', runs / 'fast', *words) == 0
+
+
+@pytest.mark.parametrize('crashed', ['a', 'b'])
+def test_a_crashed_run_is_not_judged(
+    crashed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The first iterations may be the fastest ones, and a crash is no success."""
+    for name in 'ab':
+        (tmp_path / name).mkdir()
+        summary, lines = made_up_run(iterations=200)
+        if name == crashed:
+            summary.update(status='crashed', iterations=100, samples_per_s=1000.0)
+        write_lines(tmp_path / name, lines)
+        write_summary(tmp_path / name, summary)
+    words = ['compare', tmp_path / 'a', tmp_path / 'b']
+    assert call(monkeypatch, *words) == 0
+    assert call(monkeypatch, *words, '--fail-if-slower', '5%') == 2
+    out, error = capsys.readouterr()
+    assert 'faster' not in out
+    which = f'{crashed.upper()} ({tmp_path / crashed})'
+    assert f'nothing can be judged: {which} crashed, after 100 iterations' in error
 
 
 def test_mistakes_in_what_is_there(
@@ -103,7 +159,10 @@ def test_mistakes_in_what_is_there(
         (['compare', runs / 'fast', runs / 'slow', '--fail-if-slower', ''], "found ''"),
     ):
         assert call(monkeypatch, *words) == 2
-        assert says in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert says in error
+        # A comparison writes nothing anyway.
+        assert 'compare' not in words or 'nothing was written' not in error
 
 
 @pytest.mark.parametrize('full', [False, True])

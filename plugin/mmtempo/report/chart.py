@@ -29,6 +29,8 @@ class Chart:
         layout: What differs from the layout that all figures share.
         height: In pixels. Defaults to 300.
         config: Of plotly.js, what differs from what all figures share.
+        has_key: Whether a table of the page has the same colours: a narrow page draws no legend,
+            which would take more room than the figure. Defaults to False.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Chart:
     layout: Line
     height: int = 300
     config: Line = field(default_factory=dict)
+    has_key: bool = False
 
 
 def series(

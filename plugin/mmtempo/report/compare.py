@@ -10,10 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..core.durations import counted
 from .figures import MISSING, digits, duration, number, percent, size
 from .run_log import RunLog
 
 LEAST = 0.001  # share of the time from which on a phase is listed
+FEW = 20  # iterations, of fewer nothing is judged; doctor.verdict says so as well
+LENGTHS = 2  # times as long one run may be, before warm-up alone makes a difference
 EVALUATION = ('phases', 'evaluation', 'seconds')
 # What has to be the same for speeds to be comparable, and what to call it.
 _MACHINE = ('cpu', 'cores', 'accelerator', 'torch')
@@ -74,6 +77,18 @@ class Comparison:
             f'{self.a.source} and {self.b.source}: no speed that both runs have; expected '
             'samples_per_s or it_per_s in both, which a run has from its first log point on'
         )
+
+    @property
+    def unfit(self) -> list[str]:
+        """Why no verdict can rest on these runs: one crashed, or hardly began."""
+        found = []
+        for name, log in (('A', self.a), ('B', self.b)):
+            count = _get(log.summary, ('iterations',))
+            if log.summary.get('status') == 'crashed':
+                found.append(f'{name} ({log.source}) crashed, after {_iterations(count)}')
+            elif (count or 0) < FEW:
+                found.append(f'{name} ({log.source}) has {_iterations(count)}, {FEW} are needed')
+        return found
 
     @property
     def slower(self) -> float:
@@ -152,6 +167,7 @@ def _rows(a: dict[str, Any], b: dict[str, Any], whole: str) -> list[Row]:
         return Row(name, _get(a, keys), _get(b, keys), show, higher)
 
     rows = [
+        row('iterations', ('iterations',), _count),
         row('steady it/s', ('steady',), digits, True),
         row(f'it/s, {whole}', ('it_per_s',), digits, True),
         row('samples/s, steady', ('samples_per_s_steady',), digits, True),
@@ -201,8 +217,28 @@ def _each(summary: dict[str, Any], phase: str) -> float | None:
     return seconds / iterations if seconds is not None and iterations else None
 
 
+def _count(value: Any) -> str:
+    found = number(value)
+    return MISSING if found is None else f'{found:.0f}'
+
+
+def _iterations(count: float | None) -> str:
+    return 'an unknown number of iterations' if count is None else counted(int(count), 'iteration')
+
+
+def _lengths(a: RunLog, b: RunLog) -> list[str]:
+    """Warm-up comes once: the shorter run has more of it an iteration."""
+    first, second = (_get(log.summary, ('iterations',)) for log in (a, b))
+    if not first or not second or max(first, second) <= LENGTHS * min(first, second):
+        return []
+    return [
+        f'lengths differ: {_iterations(first)} against {_count(second)}; warm-up is in '
+        f"'{_whole(a, b)}' and weighs more in the shorter run, not so in 'steady'"
+    ]
+
+
 def _warnings(a: RunLog, b: RunLog) -> list[str]:
-    found = []
+    found = _lengths(a, b)
     if a.kind != b.kind:
         ours = a if a.kind == 'tempo' else b
         took = duration(_get(ours.summary, EVALUATION) or 0.0)
@@ -225,6 +261,8 @@ def _warnings(a: RunLog, b: RunLog) -> list[str]:
         if unknown and 'machines' in what:
             found.append(f'the machine of {" and ".join(unknown)} is not known')
     for name, log in (('A', a), ('B', b)):
+        if log.newer:
+            found.append(f'{name}: {log.newer}')
         status = log.summary.get('status')
         if status in ('running', 'crashed', 'interrupted'):
             found.append(f'{name} did not end by itself ({status}): its figures are what it had')

@@ -39,6 +39,7 @@ def page(log: RunLog, script: str) -> str:
     drawn = {chart.name: chart for chart in charts(log, colors)}
     body = [
         overview.header(log),
+        _section(element('p', f'{log.newer}.')) if log.newer else None,
         overview.verdict(log),
         overview.tiles(log),
         overview.notes(log) if log.kind == 'stock' else None,
@@ -121,7 +122,10 @@ def _box(drawn: dict[str, Chart], name: str) -> Markup | None:
 
 def _data(found: list[Chart], script: str) -> Markup:
     """Data of the charts, plotly.js in a third of its size, and the script that unpacks it."""
-    data = [dict(name=c.name, data=c.data, layout=c.layout, config=c.config) for c in found]
+    data = [
+        dict(name=c.name, data=c.data, layout=c.layout, config=c.config, has_key=c.has_key)
+        for c in found
+    ]
     packed = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
     return put(
         Markup('<script type="application/json" id="charts">'),

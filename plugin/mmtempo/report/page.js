@@ -1,10 +1,12 @@
-// Unpacks plotly.js, which lies in the page, and draws the charts; again when the colours change.
+// Unpacks plotly.js, which lies in the page, and draws the charts; again when the colours or the
+// width change.
 'use strict';
 
 (() => {
   const boxes = [...document.querySelectorAll('.chart')];
   const charts = JSON.parse(document.getElementById('charts').textContent);
   const dark = window.matchMedia('(prefers-color-scheme: dark)');
+  const narrow = window.matchMedia('(max-width: 640px)');
 
   const giveUp = (reason) => {
     for (const box of boxes) {
@@ -67,7 +69,10 @@
       const box = document.getElementById(`chart-${chart.name}`);
       if (!box) continue;
       box.dataset.surface = variable('--surface');
-      await Plotly.react(box, coloured(chart.data), layout(chart.layout), { ...config, ...chart.config });
+      // Of a dozen phases, a legend would take more room than the figure.
+      const shown = chart.has_key && narrow.matches ? { showlegend: false } : {};
+      await Plotly.react(box, coloured(chart.data), layout({ ...chart.layout, ...shown }),
+        { ...config, ...chart.config });
     }
   };
 
@@ -83,7 +88,7 @@
       document.head.append(script);
       boxes.forEach((box) => box.replaceChildren());
       await draw();
-      dark.addEventListener('change', draw);
+      for (const query of [dark, narrow]) query.addEventListener('change', draw);
       document.documentElement.dataset.charts = 'drawn';
     } catch (error) {
       giveUp(`The charts could not be drawn (${error}). All figures are in the tables.`);

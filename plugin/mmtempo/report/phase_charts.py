@@ -69,7 +69,7 @@ def shares_over_time(windows: list[Line], colors: dict[str, str]) -> Chart | Non
         hovermode='x unified',
     )
     note = 'Each window, evaluations and checkpoints included.'
-    return Chart('phases', 'Phases over time', note, data, layout, height=340)
+    return Chart('phases', 'Phases over time', note, data, layout, height=340, has_key=True)
 
 
 def _last_word(windows: list[Line]) -> list[Line]:
@@ -135,7 +135,7 @@ def recent(ring: Line, colors: dict[str, str]) -> Chart | None:
         height['range'] = [0, significant(1e3 * BEYOND * usual, 3)]
         note += ' What takes longest goes beyond the top: double-click once more to see it whole.'
     title = f'The last {len(rows)} iterations'
-    return Chart('recent', title, note, data, layout, height=320)
+    return Chart('recent', title, note, data, layout, height=320, has_key=True)
 
 
 def _by_share(phases: dict[str, Line]) -> list[tuple[str, Line]]:

@@ -10,11 +10,14 @@ from typing import Any
 
 from ..core.durations import counted
 from ..core.run_record import LINES, SUMMARY, VERSION
+from .figures import number
 from .recovery import recovered_summary
-from .stock_log import find_stock, stock_content, timestamped
+from .stock_log import MONITOR, find_stock, stock_content, timestamped, unmonitored_since
 
 # Kinds of lines of `tempo.jsonl`, and the list of `RunLog` each goes to.
 _LISTS = dict(run='runs', window='windows', stall='stalls', warning='warnings', stages='stages')
+
+_OF_A_RUN = {'status', 'iterations', 'seconds'}  # keys of any summary, whoever wrote it
 
 
 @dataclass
@@ -38,6 +41,7 @@ class RunLog:
         runs: Lines that open a run; a resumed run adds one.
         end: The line that ends the last run. Defaults to None.
         notes: What a reader has to know about these files.
+        newer: What there is to say of a newer run in the folder. Defaults to None: there is none.
     """
 
     source: Path
@@ -50,6 +54,7 @@ class RunLog:
     runs: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
+    newer: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -93,9 +98,11 @@ def read_log(path: str | Path) -> RunLog:
     for place in (folder, *timestamped(folder)):
         if (place / LINES).is_file() or (place / SUMMARY).is_file():
             try:
-                return _tempo(place)
+                log = _tempo(place)
             except (FileNotFoundError, ValueError) as error:
                 return _stock_instead(folder, error)
+            _look_for_newer(log, folder)
+            return log
     return _stock(folder)
 
 
@@ -107,6 +114,18 @@ def _stock_instead(folder: Path, error: Exception) -> RunLog:
         raise error from None
     log.notes.insert(0, f'These are stock logs since the others say nothing: {error}')
     return log
+
+
+def _look_for_newer(log: RunLog, folder: Path) -> None:
+    """A run without the monitor leaves the files of an older one as they are."""
+    started = number(log.summary.get('started'))
+    place = None if started is None else unmonitored_since(folder, started)
+    if place is not None:
+        log.newer = (
+            f'{place.name} is a newer run, without {MONITOR}: these figures are those of the run '
+            f'before it. For what the stock logs of the newer one tell, name {place} instead'
+        )
+        log.notes.insert(0, f'{log.newer}.')
 
 
 def _stock(path: Path) -> RunLog:
@@ -205,9 +224,14 @@ def _read_summary(log: RunLog, path: Path) -> dict[str, Any] | None:
             summary = json.load(file, parse_constant=lambda _: None)
         if not isinstance(summary, dict):
             raise ValueError(f'expected an object, found {type(summary).__name__}')
+        if not _OF_A_RUN & summary.keys():
+            raise ValueError(f'expected one of {", ".join(sorted(_OF_A_RUN))}, found none')
     except ValueError as error:
         if not log.runs and not log.windows:
-            raise ValueError(f'{path}: not readable as JSON ({error}), and no {LINES}') from error
+            raise ValueError(
+                f'{path}: not readable as the summary of a run ({error}), and no line of a run is '
+                f'in a {LINES} beside it'
+            ) from error
         log.notes.append(f'{SUMMARY} is not readable: figures come from {LINES}.')
         return None
     started = log.runs[-1].get('time') if log.runs else None

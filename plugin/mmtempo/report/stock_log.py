@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from .figures import number, percent
 from .recovery import memory_of, phase_totals, total
 
 LONGEST = 1 << 20  # characters of a line of a log
+MONITOR = 'ThroughputMonitorHook'
 WINDOW = 10  # iterations that stock's times are a mean of, unless the config says otherwise
 NOTES = (
     "These are stock logs: they hold no stalls and no causes, and none of the hooks' times.",
@@ -42,6 +44,25 @@ def find_stock(folder: Path) -> Path | None:
                 if _train_lines(file):
                     return file
     return None
+
+
+def unmonitored_since(folder: Path, started: float) -> Path | None:
+    """The newest folder of a training that began after that moment and had no monitor."""
+    for place in timestamped(folder):
+        try:
+            began = time.mktime(time.strptime(place.name[:15], '%Y%m%d_%H%M%S'))
+        except ValueError:
+            continue
+        # A name has the clock of the machine that trained, which may be in another time zone: a
+        # run is not taken for its own successor where its config has the monitor.
+        if began > started and find_stock(place) and not _has_monitor(place):
+            return place
+    return None
+
+
+def _has_monitor(place: Path) -> bool:
+    config = place / 'vis_data' / 'config.py'
+    return config.is_file() and MONITOR in config.read_text(encoding='utf-8', errors='replace')
 
 
 def stock_content(file: Path) -> tuple[dict, list[dict], list[str]] | None:
@@ -130,7 +151,7 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
             ],
             change=[
                 dict(
-                    override='default_hooks.timer.type=ThroughputMonitorHook',
+                    override=f'default_hooks.timer.type={MONITOR}',
                     why='It lists the slow iterations of the next run with their causes. The '
                     "config needs custom_imports = dict(imports=['mmtempo']) for it.",
                 )

@@ -117,7 +117,7 @@ def stalls(log: RunLog) -> Markup | None:
             duration(line.get('lost')),
             duration(line.get('seconds')),
             put(element('b', line.get('cause', MISSING)), _phase(line)),
-            put(line.get('text'), _evidence(line.get('evidence') or {})),
+            _sentence(line.get('text'), _evidence(line.get('evidence') or {})),
         ]
         for line in found
     ]
@@ -153,11 +153,17 @@ def periods(log: RunLog) -> Markup | None:
             period.get('what') or MISSING,
             period.get('cause', MISSING),
             f'{period.get("count", MISSING)} of {period.get("of", MISSING)}',
-            period.get('text', ''),
+            _sentence(period.get('text')),
         ]
         for period in found
     ]
     return _table(['period', 'which is', 'cause', 'stalls', 'what it means'], rows, texts=5)
+
+
+def _sentence(*parts: Any) -> Markup:
+    """What needs some room to be read: a narrow page scrolls such a table instead."""
+    found = put(*parts)
+    return element('div', found, class_='sentence') if found else found
 
 
 def changes(log: RunLog) -> Markup | None:
