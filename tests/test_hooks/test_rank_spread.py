@@ -106,10 +106,14 @@ def test_on_an_accelerator_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None
         assert spread.take() is None
     assert group.done == ['cuda:1', 'gather', 'copy'] * 3
     group.arrived = 2
-    assert spread.take() == dict(data=dict(max=3.0, rank=1, min=1.0), step=dict(max=3.0, rank=1, min=1.0))
+    assert spread.take() == dict(
+        data=dict(max=3.0, rank=1, min=1.0), step=dict(max=3.0, rank=1, min=1.0)
+    )
     assert spread.take() is None
     group.arrived = 3
-    assert spread.take() == dict(data=dict(max=4.0, rank=1, min=2.0), step=dict(max=3.0, rank=1, min=1.0))
+    assert spread.take() == dict(
+        data=dict(max=4.0, rank=1, min=2.0), step=dict(max=3.0, rank=1, min=1.0)
+    )
 
 
 def test_results_that_never_arrive_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:

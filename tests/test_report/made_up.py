@@ -198,7 +198,7 @@ def summary_of(run: Line, rows: list[tuple[int, Line]], lines: list[Line], ring:
                  samples=[171, 178], text='Every 8th iteration waits for worker 3: the loader '
                  'delivers 0.9 of what is needed.')
         ],
-        changes=[dict(iter=1601, old=0.1535, new=0.16)],
+        changes=[dict(iter=1601, old=0.1535, new=0.16, cause='slow fan')],
         device=dict(forward=dict(seconds=90.0, p50=0.045, count=2000)),
         memory=dict(now=sample(last, run['time'] + seconds), peak=sample(last, run['time'])),
         warnings=[line['text'] for line in lines if line['kind'] == 'warning'],

@@ -69,3 +69,20 @@ def test_what_windows_say_together() -> None:
     found = recovered_summary([], windows, [], [], [])
     assert found['device_busy'] == dict(mean=pytest.approx(0.6), looks=2)
     assert found['ranks']['data']['usual'] == 3
+
+
+def test_each_cause_has_its_part_and_a_spell_its_iterations() -> None:
+    parts = [
+        dict(category='evaluation', cause='evaluation', seconds=2.0),
+        dict(category='checkpoint', cause='Saver', seconds=1.0),
+    ]
+    both = dict(iter=7, lost=3.0, cause='evaluation', category='evaluation', parts=parts)
+    spell = dict(iter=9, lost=4.0, iterations=40, cause='Saver', category='checkpoint')
+    changes = [dict(iter=9, old=0.1, new=0.2, cause='Saver'), dict(iter=3, old=1, new=2, run=1)]
+    found = recovered_summary([{}], [window(10, 9.0)], [both, spell], [], [], changes)
+    assert found['lost']['count'] == 41
+    assert found['lost']['by_cause'] == dict(
+        evaluation=dict(seconds=2.0, count=1, category='evaluation'),
+        Saver=dict(seconds=5.0, count=41, category='checkpoint'),
+    )
+    assert found['changes'] == changes[:1]

@@ -113,3 +113,15 @@ def test_sentences_have_room_of_their_own() -> None:
     assert '<div class="sentence">It took long.<div class="chips">' in str(tables.stalls(log))
     del period['text']
     assert 'what it means' not in str(tables.periods(log))
+
+
+def test_changes_of_pace_have_their_cause() -> None:
+    slower = dict(iter=301, old=0.1, new=0.3, cause='SlowHook')
+    found = text(
+        tables.changes(RunLog(Path(), summary=dict(changes=[slower, dict(slower, iter=9)])))
+    )
+    assert [one for one in found.split('|') if one.strip()][:8] == [
+        'from iteration', 'cause', 'usual before', 'usual since', '301', 'SlowHook', '100 ms',
+        '300 ms',
+    ]  # fmt: skip
+    assert tables.changes(RunLog(Path())) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..core.tempo_meter import KEEP
@@ -18,13 +18,14 @@ def recovered_summary(
     stalls: list[Line],
     warnings: list[Line],
     stages: list[Line],
+    changes: Sequence[Line] = (),
 ) -> Line:
     """What `tempo_summary.json` of the last run would say, as far as its lines know it."""
     last = max(0, len(runs) - 1)
     run = runs[-1] if runs else {}
-    windows, stalls, warnings, stages = (
+    windows, stalls, warnings, stages, changes = (
         [line for line in lines if line.get('run', 0) == last]
-        for lines in (windows, stalls, warnings, stages)
+        for lines in (windows, stalls, warnings, stages, changes)
     )
     summary = dict(
         version=run.get('version', 1),
@@ -39,6 +40,7 @@ def recovered_summary(
         setting=run.get('setting'),
         warnings=[line['text'] for line in warnings if line.get('text')],
         stages=stages[-1] if stages else None,
+        changes=changes or None,
         stalls=sorted(stalls, key=lambda line: -(number(line.get('lost')) or 0))[:KEEP],
         **_speed(windows),
     )
@@ -124,12 +126,16 @@ def _extremes(samples: list[Line]) -> Line:
 def _lost(windows: list[Line], stalls: list[Line]) -> Line:
     seconds, wall = total(windows, 'lost'), total(windows, 'seconds')
     by_cause: dict[str, Line] = {}
+    count = 0
     for line in stalls:
-        cause = str(line.get('cause', 'unexplained'))
-        entry = by_cause.setdefault(
-            cause, dict(seconds=0.0, count=0, category=line.get('category', 'unexplained'))
-        )
-        entry['seconds'] += number(line.get('lost')) or 0.0
-        entry['count'] += 1
+        many = int(number(line.get('iterations')) or 1)  # one after the other, as one line
+        count += many
+        for part in line.get('parts') or [dict(line, seconds=line.get('lost'))]:
+            cause = str(part.get('cause', 'unexplained'))
+            entry = by_cause.setdefault(
+                cause, dict(seconds=0.0, count=0, category=part.get('category', 'unexplained'))
+            )
+            entry['seconds'] += number(part.get('seconds')) or 0.0
+            entry['count'] += many
     share = seconds / wall if wall else None
-    return dict(seconds=seconds, share=share, count=len(stalls), by_cause=by_cause)
+    return dict(seconds=seconds, share=share, count=count, by_cause=by_cause)

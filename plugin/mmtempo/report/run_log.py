@@ -15,7 +15,10 @@ from .recovery import recovered_summary
 from .stock_log import MONITOR, find_stock, stock_content, timestamped, unmonitored_since
 
 # Kinds of lines of `tempo.jsonl`, and the list of `RunLog` each goes to.
-_LISTS = dict(run='runs', window='windows', stall='stalls', warning='warnings', stages='stages')
+_LISTS = dict(
+    run='runs', window='windows', stall='stalls', warning='warnings', stages='stages',
+    change='changes',
+)  # fmt: skip
 
 _OF_A_RUN = {'status', 'iterations', 'seconds'}  # keys of any summary, whoever wrote it
 
@@ -27,7 +30,7 @@ class RunLog:
     ::
 
         tempo_summary.json -> summary       of the last run in the folder
-        tempo.jsonl        -> windows, stalls, warnings, stages, runs, end
+        tempo.jsonl        -> windows, stalls, changes, warnings, stages, runs, end
                               of all runs; each line has the number of its run as 'run'
 
     Args:
@@ -38,6 +41,7 @@ class RunLog:
         stalls: Lines of slow iterations.
         warnings: Lines of warnings.
         stages: Lines of stage profiles.
+        changes: Lines of changes of the pace.
         runs: Lines that open a run; a resumed run adds one.
         end: The line that ends the last run. Defaults to None.
         notes: What a reader has to know about these files.
@@ -51,6 +55,7 @@ class RunLog:
     stalls: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[dict[str, Any]] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -153,7 +158,9 @@ def _tempo(folder: Path) -> RunLog:
                 f'{folder}: {LINES} holds no whole line and there is no {SUMMARY}; the run ended '
                 'before it had written anything'
             )
-        summary = recovered_summary(log.runs, log.windows, log.stalls, log.warnings, log.stages)
+        summary = recovered_summary(
+            log.runs, log.windows, log.stalls, log.warnings, log.stages, log.changes
+        )
         summary.update(_ending(log))
     elif summary.get('status') == 'running' and log.end is not None:
         summary.update(_ending(log))  # the last summary could not be written

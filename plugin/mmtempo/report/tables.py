@@ -167,12 +167,17 @@ def _sentence(*parts: Any) -> Markup:
 
 
 def changes(log: RunLog) -> Markup | None:
-    """Where the usual time of an iteration has changed for good."""
+    """Where the usual time of an iteration has changed, and why, if it is slower."""
     rows = [
-        [change.get('iter', MISSING), duration(change.get('old')), duration(change.get('new'))]
+        [
+            change.get('iter', MISSING),
+            change.get('cause') or '',
+            duration(change.get('old')),
+            duration(change.get('new')),
+        ]
         for change in log.summary.get('changes') or []
     ]
-    return _table(['from iteration', 'usual before', 'usual since'], rows)
+    return _table(['from iteration', 'cause', 'usual before', 'usual since'], rows, texts=2)
 
 
 def memory(log: RunLog) -> Markup | None:
