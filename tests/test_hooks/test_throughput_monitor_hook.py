@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import re
 import sys
 import time
 import types
@@ -685,11 +686,47 @@ def test_stages_are_measured_for_a_while(tmp_path: Path) -> None:
         (dict(stall_factor=-1), 'timer.stall_factor must be a number above 0, found -1'),
         (dict(watch_interval='1'), "timer.watch_interval must be .*, found '1'"),
         (dict(stage_profile=dict(module='x')), 'timer.stage_profile must be'),
+        (dict(stage_profile=['backbone']), 'timer.stage_profile must be'),
     ],
 )
 def test_options_that_cannot_be(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ThroughputMonitorHook(**options)
+
+
+@pytest.mark.parametrize(
+    ('key', 'values', 'expected'),
+    [
+        (
+            'modules',
+            ('backbone', [], [3], ['net', None], None, 3, dict(net=1)),
+            r"'auto' or a list of names of the model's modules",
+        ),
+        ('begin', (-1, 2.5, 'x', None, True), 'a whole number from 0 up'),
+        ('iterations', (0, -3, 2.5, '10', None, True), 'a whole number from 1 up'),
+    ],
+)
+def test_stage_profiles_that_cannot_be(key: str, values: tuple, expected: str) -> None:
+    for value in values:
+        found = re.escape(repr(value))
+        says = rf'default_hooks\.timer\.stage_profile\.{key} must be {expected}, found {found}$'
+        with pytest.raises(ValueError, match=says):
+            ThroughputMonitorHook(stage_profile={key: value})
+
+
+@pytest.mark.parametrize(
+    'profile',
+    [{}, dict(modules='auto'), dict(modules=('net',)), dict(begin=0), dict(iterations=1)],
+)
+def test_stage_profiles_that_can_be(profile: dict) -> None:
+    assert ThroughputMonitorHook(stage_profile=profile).options.stage_profile == profile
+
+
+def test_a_config_mistake_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    """Instead of a training without its monitor."""
+    cfg = monitored(tmp_path, SPARSE, stage_profile=dict(modules='backbone'))
+    with pytest.raises(ValueError, match=r'timer\.stage_profile\.modules'):
+        Runner.from_cfg(cfg)
 
 
 def test_modules_that_are_not_there(tmp_path: Path) -> None:
