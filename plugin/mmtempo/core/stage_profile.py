@@ -180,11 +180,11 @@ class StageProfile:
     def rest(self) -> Stage | None:
         """What the parts have left of the model's forward pass; None where there was none.
 
-        With the parts that are not within another one it is all of it.
+        With the parts that are not within another one it is all of it, as `result` has found them:
+        what the device has told since then is not in it.
         """
         if not self.iterations:
             return None
-        self._read_device()
         whole, parts = self._whole, self._outermost
         nanoseconds = whole.nanoseconds - parts.nanoseconds
         # Parts on streams of their own may take longer together than the model.
