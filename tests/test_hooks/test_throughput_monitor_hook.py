@@ -745,7 +745,7 @@ def test_a_stage_that_was_never_called(
     stages = summary_of(tmp_path)['stages']
     assert stages['never_called'] == ([] if is_direct else ['net.1'])
     assert stages['by_children'] == ['net']
-    assert ('; never called as a module: net.1\n' in log_of(tmp_path)) != is_direct
+    assert ('; never called in it: net.1\n' in log_of(tmp_path)) != is_direct
 
 
 @pytest.mark.parametrize('ends', ['completed', 'crashed'])
@@ -775,6 +775,18 @@ def test_a_run_that_ends_within_its_window(
     assert 'in 7 iterations up to' not in log_of(tmp_path)  # the table says it
 
 
+@pytest.mark.parametrize(('modules', 'never'), [('auto', []), (['data_preprocessor'],) * 2])
+def test_nobody_misses_the_preprocessor_unless_it_was_named(
+    modules: str | list, never: list, tmp_path: Path
+) -> None:
+    """It is called before the forward pass."""
+    profile = dict(modules=modules, begin=2, iterations=5)
+    Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=10, stage_profile=profile)).train()
+    stages = summary_of(tmp_path)['stages']
+    assert list(stage_times(stages)) == ([REST] if never else ['net', REST])
+    assert stages['never_called'] == never
+
+
 def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
     cfg = monitored(tmp_path, SPARSE, iterations=40, stage_profile={})
     cfg.default_hooks.checkpoint.interval = 40
@@ -796,6 +808,13 @@ def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
     assert 'begin below 30; it counts from where the training begins (iteration 40)' in warning
 
 
+def test_a_training_without_iterations_has_missed_nothing() -> None:
+    window = stage_window.StageWindow.of({}, torch.nn.Linear(1, 1), torch.device('cpu'), 7)
+    assert window is not None
+    assert window.missed(7, 7) is None
+    assert 'begins with iteration 57' in str(window.missed(7, 8))
+
+
 def test_a_model_that_is_not_called_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -812,6 +831,7 @@ def test_a_model_that_is_not_called_as_a_whole(
     Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=30, stage_profile=profile)).train()
     (warning,) = summary_of(tmp_path)['warnings']
     assert warning.startswith('stage_profile has measured nothing from iteration 10 to 30: the mod')
+    assert 'ThroughputMonitorHook: ' not in log_of(tmp_path)  # as of what could not be stopped
 
 
 def test_only_the_largest_stages_are_in_the_line() -> None:
@@ -824,7 +844,7 @@ def test_only_the_largest_stages_are_in_the_line() -> None:
     assert stage_window.line_of(dict(found, stages=[*stages, rest])) == (
         'Forward pass by stage, in 1 iteration up to 9: part 36 72.0 s (36 %), part 25 50.0 s '
         '(25 %), part 16 32.0 s (16 %), part 9 18.0 s (9.0 %), part 4 8.00 s (4.0 %), 1 more, '
-        'rest 1.50 s (9.0 %); never called as a module: 0, 1, 2, 3, 4 and 2 more'
+        'rest 1.50 s (9.0 %); never called in it: 0, 1, 2, 3, 4 and 2 more'
     )
 
 

@@ -28,7 +28,7 @@ def test_why_shares_are_not_what_somebody_expects() -> None:
     never, partly, nested = notes(
         dict(stages=stages, never_called=['a', 'b.0'], by_children=['head'])
     )
-    assert never.startswith('Never called as a module: a, b.0. ')
+    assert never.startswith('Never called in the forward pass: a, b.0. ')
     assert partly.startswith('Measured from the first child to the last: head. ')
     assert nested == 'A part within another one counts for both.'
 

@@ -56,7 +56,7 @@ def test_stages_with_what_is_missing() -> None:
     shown = text(tables.stages(RunLog(Path(), summary=dict(stages=stages))))
     for says in (
         'Forward pass by stage, 7 of 10 iterations: the run had ended',
-        'Never called as a module: a&lt;b. ',
+        'Never called in the forward pass: a&lt;b. ',
         'to the last: net. ',
         'A part within another one counts for both.',
     ):

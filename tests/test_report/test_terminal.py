@@ -170,7 +170,7 @@ def test_stages_of_the_forward_pass() -> None:
         ['neck', '0.2', '%', '20.0', 'us'],
         ['rest', 'of', 'the', 'forward', 'pass', '50', '%', '#' * 8, '4.98', 'ms'],
     ]
-    assert lines[start + 5].startswith('  Never called as a module: head. ')
+    assert lines[start + 5].startswith('  Never called in the forward pass: head. ')
     assert max(map(len, lines)) <= 80
 
 

@@ -14,6 +14,7 @@ from ..core.durations import counted, duration, percent
 from ..core.stage_profile import StageProfile, find_modules
 
 KEY = 'default_hooks.timer.stage_profile'
+OUTSIDE = 'data_preprocessor'  # which `train_step` calls before the forward pass
 MOST = 5  # parts that a line of the log names
 
 
@@ -36,7 +37,7 @@ def line_of(found: dict[str, Any]) -> str:
     never = found['never_called']
     if never:
         more = f' and {len(never) - MOST} more' if len(never) > MOST else ''
-        text += f'; never called as a module: {", ".join(never[:MOST])}{more}'
+        text += f'; never called in it: {", ".join(never[:MOST])}{more}'
     return text
 
 
@@ -54,12 +55,16 @@ class StageWindow:
         profile: Not started yet.
         begin: The first iteration that is measured.
         iterations: How many are.
+        outside: Names of modules that nobody misses in the forward pass. Defaults to ().
     """
 
     clock = staticmethod(time.perf_counter_ns)
 
-    def __init__(self, profile: StageProfile, begin: int, iterations: int) -> None:
+    def __init__(
+        self, profile: StageProfile, begin: int, iterations: int, outside: Sequence[str] = ()
+    ) -> None:
         self._profile, self._begin, self._iterations = profile, begin, iterations
+        self._outside = outside
         self._state = 'waiting'
         self._last = 0
 
@@ -78,8 +83,10 @@ class StageWindow:
         if options is None:
             return None
         modules = modules_of(options, model)
+        outside = (OUTSIDE,) if options.get('modules', 'auto') == 'auto' else ()
         profile = StageProfile(model, modules, TimingEvents.of(device), cls.clock)
-        return cls(profile, first + options.get('begin', 50), options.get('iterations', 100))
+        begin, iterations = first + options.get('begin', 50), options.get('iterations', 100)
+        return cls(profile, begin, iterations, outside)
 
     def begin(self, iteration: int) -> None:
         """Before a training step."""
@@ -116,7 +123,7 @@ class StageWindow:
             iterations=profile.iterations,
             asked=self._iterations,
             stages=[dict(stage._asdict()) for stage in (*stages, rest)],
-            never_called=profile.unseen(),
+            never_called=[name for name in profile.unseen() if name not in self._outside],
             by_children=profile.seen_by_children(),
         )
 

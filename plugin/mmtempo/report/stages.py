@@ -27,8 +27,8 @@ def notes(found: Mapping[str, Any]) -> list[str]:
     texts = []
     if never:
         texts.append(
-            f'Never called as a module: {never}. What is called by .forward, or compiled into '
-            'another module, is not seen; its time is in the rest.'
+            f'Never called in the forward pass: {never}. What is called by its .forward, or '
+            'compiled into another module, is not seen; its time is in the rest.'
         )
     if partly:
         texts.append(
