@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mmtempo.core.device_clock import TimingEvents
-from mmtempo.core.stage_profile import MOST_FLYING, Stage, StageProfile, find_modules
+from mmtempo.core.stage_profile import MOST_FLYING, REST, Stage, StageProfile, find_modules
 
 from .processes import SPAWN, in_child
 from .test_step_watch import Separate, compiling
@@ -108,6 +108,65 @@ def test_parts_of_a_model(clock: Clock) -> None:
     ]
     assert profile.iterations == 3
     assert profile.unseen() == []
+
+
+def shares(profile: StageProfile, *names: str) -> list[float]:
+    """Of these parts, and of what all parts leave."""
+    by_name = {stage.name: stage.share for stage in profile.result()}
+    return [*(by_name[name] for name in names), profile.rest().share]
+
+
+def test_what_parts_leave_of_the_forward_pass(clock: Clock) -> None:
+    model = Model(clock)
+    profile = profile_of(model)
+    assert profile.rest() is None
+    train(model, profile, 3)
+    clock.now += 1000
+    assert profile.rest() == Stage(REST, 'Model', 1, pytest.approx(0.004), pytest.approx(0.4), None)
+    assert sum(shares(profile, *NAMES)) == pytest.approx(1)
+
+
+def test_the_rest_counts_parts_within_others_once(clock: Clock) -> None:
+    model = Model(clock, last=Work(clock, 1, inner=Work(clock, 5, innermost=Work(clock, 4))))
+    profile = profile_of(model, ['last.inner.innermost', 'last', 'head', 'last.inner'])
+    train(model, profile, 2)
+    assert profile.rest().seconds == pytest.approx(0.004 + 0.003 + 0.002)
+    assert sum(shares(profile, 'last', 'head')) == pytest.approx(1)
+    inner = profile_of(model, ['last.inner.innermost', 'head'])
+    train(model, inner)
+    assert inner.rest().seconds == pytest.approx(0.020 - 0.004 - 0.001)
+
+
+def test_the_rest_of_one_that_is_known_by_two_names(clock: Clock) -> None:
+    model = Model(clock)
+    model.neck = model.backbone
+    profile = profile_of(model)
+    train(model, profile)
+    assert profile.rest().seconds == pytest.approx(0.004)
+
+
+def test_the_rest_of_a_head_whose_forward_pass_is_not_called(clock: Clock) -> None:
+    model = Segmentor(clock)
+    profile = profile_of(model, ['heads.0.second', 'heads.0', 'backbone', 'heads.1'])
+    train(model, profile, 2)
+    # Of each head, what lies before its first child and behind its loss.
+    assert profile.rest().seconds == pytest.approx((7 + 2 * (100 + 20 + 100)) / 1000)
+    assert sum(shares(profile, 'backbone', 'heads.0', 'heads.1')) == pytest.approx(1)
+    assert profile.seen_by_children() == ['heads.0', 'heads.1']
+
+
+def test_what_was_never_called_as_a_module(clock: Clock) -> None:
+    class Direct(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.clock.now += 4
+            return self.head(self.neck.forward(x))
+
+    model = Direct(clock)
+    profile = profile_of(model)
+    train(model, profile, 2)
+    assert profile.unseen() == ['backbone', 'neck']
+    assert profile.seen_by_children() == []
+    assert profile.rest().seconds == pytest.approx(0.006)
 
 
 def test_the_inner_part_is_the_outer_ones_as_well(clock: Clock) -> None:
@@ -434,6 +493,27 @@ def test_the_devices_time(device: LateDevice) -> None:
         [1000 / whole, 20 / whole, 20 / whole]
     )
     assert [stage.seconds for stage in stages] == [0, 0, 0]
+    rest = profile.rest()
+    assert rest.device_seconds == pytest.approx((7 + 2 * (100 + 20 + 100)) / 1000)
+    assert rest.share + sum(stage.share for stage in stages) == pytest.approx(1)
+    assert rest.seconds == 0
+
+
+def test_parts_that_a_device_does_side_by_side_leave_no_less_than_nothing(
+    device: LateDevice,
+) -> None:
+    class Streams(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.backbone(x)
+            self.clock.now -= 3  # the next one has begun together with it
+            return self.neck(x)
+
+    model = Streams(OnDevice(device))
+    profile = profile_of(model, events=TimingEvents.of(DEVICE))
+    train(model, profile)
+    device.catch_up()
+    assert device_times(profile) == dict(backbone=3, neck=2)
+    assert profile.rest()[-2:] == (0, 0)
 
 
 def test_a_device_that_is_late(device: LateDevice) -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import re
 import sys
 import time
 import types
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook, LoggerHook
+from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, HOOKS, LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.visualization import Visualizer
@@ -26,16 +29,17 @@ from mmengine.visualization import Visualizer
 from mmtempo.core.durable_writer import DurableWriter
 from mmtempo.core.iteration_counters import IterationCounters
 from mmtempo.core.nonfinite import NonFiniteError
+from mmtempo.core.stage_profile import REST
 from mmtempo.core.stall_detector import StallDetector
 from mmtempo.core.step_watch import StepWatch
-from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, training_monitor
+from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, stage_window, training_monitor
 from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
 from mmtempo.loaders import LoaderError
 from mmtempo.report import read_log
 from mmtempo.tool_run import run_tool
 
-from .toy import SPARSE, STOCK, ToyDataset, by_epoch, config, with_evaluation
+from .toy import SPARSE, STOCK, ToyDataset, ToyModel, by_epoch, config, with_evaluation
 
 SECOND = 1_000_000_000
 STEP = 0.1  # seconds of a calm iteration
@@ -678,6 +682,172 @@ def test_stages_are_measured_for_a_while(tmp_path: Path) -> None:
     assert not any(module._forward_pre_hooks for module in runner.model.modules())
 
 
+def log_of(work: Path) -> str:
+    return '\n'.join(path.read_text() for path in sorted(work.rglob('*.log')))
+
+
+def stage_times(stages: dict) -> dict[str, float]:
+    return {stage['name']: stage['seconds'] for stage in stages['stages']}
+
+
+@pytest.fixture
+def timed_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the toy model, what is called within its forward pass takes ten milliseconds each."""
+    call = torch.nn.Linear.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        clock.go(0.01)
+        return call(self, x)
+
+    monkeypatch.setattr(torch.nn.Linear, 'forward', forward)
+    monkeypatch.setattr(stage_window.StageWindow, 'clock', clock)
+
+
+@pytest.mark.usefixtures('timed_stages')
+def test_what_no_stage_has_taken_is_told(tmp_path: Path) -> None:
+    profile = dict(modules=['net.0', 'net'], begin=5, iterations=10)
+    Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=40, stage_profile=profile)).train()
+    stages = summary_of(tmp_path)['stages']
+    assert (stages['iter'], stages['iterations'], stages['asked']) == (14, 10, 10)
+    assert stage_times(stages) == {
+        'net.0': pytest.approx(0.01),
+        'net': pytest.approx(0.02),
+        REST: pytest.approx(0),
+    }
+    assert [stage['share'] for stage in stages['stages']] == pytest.approx([0.5, 1, 0])
+    assert (stages['never_called'], stages['by_children']) == ([], [])
+    (line,) = (line for line in lines_of(tmp_path) if line['kind'] == 'stages')
+    assert {key: line[key] for key in stages} == stages
+    log = log_of(tmp_path)
+    assert (
+        'Forward pass by stage, in 10 iterations up to 14: net 20.0 ms (100 %), net.0 10.0 ms '
+        f'(50 %), {REST} 0 s (0.0 %)'
+    ) in log
+    assert log.index('Forward pass by stage, in') < log.index('Throughput  40 iterations')
+
+
+@pytest.mark.usefixtures('timed_stages')
+@pytest.mark.parametrize('is_direct', [True, False])
+def test_a_stage_that_was_never_called(
+    is_direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: Any, inputs: list, data_samples: Any = None, mode: str = '') -> Any:
+        batch = torch.stack(inputs)
+        batch = self.net.forward(batch) if is_direct else self.net[2](self.net[0](batch))
+        return dict(loss=batch.square().mean())
+
+    monkeypatch.setattr(ToyModel, 'forward', forward)
+    monkeypatch.setattr(ToyModel, 'parse_losses', BaseModel.parse_losses)
+    profile = dict(modules=['net', 'net.2', 'net.1'], begin=0, iterations=10)
+    cfg = monitored(tmp_path, SPARSE, iterations=15, stage_profile=profile)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    Runner.from_cfg(cfg).train()
+    stages = summary_of(tmp_path)['stages']
+    assert stages['never_called'] == ([] if is_direct else ['net.1'])
+    assert stages['by_children'] == ['net']
+    assert ('; never called in it: net.1\n' in log_of(tmp_path)) != is_direct
+
+
+@pytest.mark.parametrize('ends', ['completed', 'crashed'])
+def test_a_run_that_ends_within_its_window(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ArithmeticError('no more')
+
+    monkeypatch.setattr(Works, 'at', {27: fail} if ends == 'crashed' else {})
+    profile = dict(modules=['net', 'net.0'], begin=20)
+    iterations = 26 if ends == 'completed' else 60
+    runner = Runner.from_cfg(
+        monitored(tmp_path, SPARSE, iterations=iterations, stage_profile=profile)
+    )
+    if ends == 'completed':
+        runner.train()
+    else:
+        with pytest.raises(ArithmeticError):
+            runner.train()
+        training_monitor.end_monitored(ArithmeticError('no more'))
+    summary = summary_of(tmp_path)
+    assert (summary['status'], summary['warnings']) == (ends, [])
+    stages = summary['stages']
+    assert (stages['iter'], stages['iterations'], stages['asked']) == (26, 7, 100)
+    assert [line['iterations'] for line in lines_of(tmp_path) if line['kind'] == 'stages'] == [7]
+    assert 'in 7 iterations up to' not in log_of(tmp_path)  # the table says it
+
+
+@pytest.mark.parametrize(('modules', 'never'), [('auto', []), (['data_preprocessor'],) * 2])
+def test_nobody_misses_the_preprocessor_unless_it_was_named(
+    modules: str | list, never: list, tmp_path: Path
+) -> None:
+    """It is called before the forward pass."""
+    profile = dict(modules=modules, begin=2, iterations=5)
+    Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=10, stage_profile=profile)).train()
+    stages = summary_of(tmp_path)['stages']
+    assert list(stage_times(stages)) == ([REST] if never else ['net', REST])
+    assert stages['never_called'] == never
+
+
+def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
+    cfg = monitored(tmp_path, SPARSE, iterations=40, stage_profile={})
+    cfg.default_hooks.checkpoint.interval = 40
+    Runner.from_cfg(cfg).train()
+    summary = summary_of(tmp_path)
+    says = (
+        'stage_profile has measured nothing: it begins with iteration 50, and the training has '
+        'ended with iteration 40. Set default_hooks.timer.stage_profile.begin below 40; it counts '
+        'from where the training begins'
+    )
+    assert summary['warnings'] == [says]
+    assert 'stages' not in summary
+    assert log_of(tmp_path).count(says) == 1
+    cfg = monitored(tmp_path, SPARSE, iterations=70, stage_profile={})
+    cfg.resume = True
+    Runner.from_cfg(cfg).train()
+    (warning,) = summary_of(tmp_path)['warnings']
+    assert 'begins with iteration 90, and the training has ended with iteration 70' in warning
+    assert 'begin below 30; it counts from where the training begins (iteration 40)' in warning
+
+
+def test_a_training_without_iterations_has_missed_nothing() -> None:
+    window = stage_window.StageWindow.of({}, torch.nn.Linear(1, 1), torch.device('cpu'), 7)
+    assert window is not None
+    assert window.missed(7, 7) is None
+    assert 'begins with iteration 57' in str(window.missed(7, 8))
+
+
+def test_a_model_that_is_not_called_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ToyModel.forward
+
+    def train_step(self: Any, data: dict, optim_wrapper: Any) -> dict:
+        data = self.data_preprocessor(data, True)
+        loss, log_vars = self.parse_losses(call(self, **data, mode='loss'))
+        optim_wrapper.update_params(loss)
+        return log_vars
+
+    monkeypatch.setattr(ToyModel, 'train_step', train_step)
+    profile = dict(modules=['net'], begin=10, iterations=5)
+    Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=30, stage_profile=profile)).train()
+    (warning,) = summary_of(tmp_path)['warnings']
+    assert warning.startswith('stage_profile has measured nothing from iteration 10 to 30: the mod')
+    assert 'ThroughputMonitorHook: ' not in log_of(tmp_path)  # as of what could not be stopped
+
+
+def test_only_the_largest_stages_are_in_the_line() -> None:
+    found = dict(iter=9, iterations=1, never_called=[str(place) for place in range(7)])
+    stages = [
+        dict(name=f'part {share}', seconds=1.0, share=share / 100, device_seconds=2.0 * share)
+        for share in (1, 9, 4, 25, 16, 36)
+    ]
+    rest = dict(name='rest', seconds=1.5, share=0.09, device_seconds=None)
+    assert stage_window.line_of(dict(found, stages=[*stages, rest])) == (
+        'Forward pass by stage, in 1 iteration up to 9: part 36 72.0 s (36 %), part 25 50.0 s '
+        '(25 %), part 16 32.0 s (16 %), part 9 18.0 s (9.0 %), part 4 8.00 s (4.0 %), 1 more, '
+        'rest 1.50 s (9.0 %); never called in it: 0, 1, 2, 3, 4 and 2 more'
+    )
+
+
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
@@ -685,11 +855,47 @@ def test_stages_are_measured_for_a_while(tmp_path: Path) -> None:
         (dict(stall_factor=-1), 'timer.stall_factor must be a number above 0, found -1'),
         (dict(watch_interval='1'), "timer.watch_interval must be .*, found '1'"),
         (dict(stage_profile=dict(module='x')), 'timer.stage_profile must be'),
+        (dict(stage_profile=['backbone']), 'timer.stage_profile must be'),
     ],
 )
 def test_options_that_cannot_be(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ThroughputMonitorHook(**options)
+
+
+@pytest.mark.parametrize(
+    ('key', 'values', 'expected'),
+    [
+        (
+            'modules',
+            ('backbone', [], [3], ['net', None], None, 3, dict(net=1)),
+            r"'auto' or a list of names of the model's modules",
+        ),
+        ('begin', (-1, 2.5, 'x', None, True), 'a whole number from 0 up'),
+        ('iterations', (0, -3, 2.5, '10', None, True), 'a whole number from 1 up'),
+    ],
+)
+def test_stage_profiles_that_cannot_be(key: str, values: tuple, expected: str) -> None:
+    for value in values:
+        found = re.escape(repr(value))
+        says = rf'default_hooks\.timer\.stage_profile\.{key} must be {expected}, found {found}$'
+        with pytest.raises(ValueError, match=says):
+            ThroughputMonitorHook(stage_profile={key: value})
+
+
+@pytest.mark.parametrize(
+    'profile',
+    [{}, dict(modules='auto'), dict(modules=('net',)), dict(begin=0), dict(iterations=1)],
+)
+def test_stage_profiles_that_can_be(profile: dict) -> None:
+    assert ThroughputMonitorHook(stage_profile=profile).options.stage_profile == profile
+
+
+def test_a_config_mistake_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    """Instead of a training without its monitor."""
+    cfg = monitored(tmp_path, SPARSE, stage_profile=dict(modules='backbone'))
+    with pytest.raises(ValueError, match=r'timer\.stage_profile\.modules'):
+        Runner.from_cfg(cfg)
 
 
 def test_modules_that_are_not_there(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_what_a_log_holds_cannot_become_code(tmp_path: Path) -> None:
     summary['ranks'] = {EVIL: dict(max=1.0, rank=EVIL)}
     summary['memory']['now']['device']['throttle'] = [EVIL]
     summary['stages']['stages'][0].update(name=EVIL, type=EVIL, calls=EVIL)
+    summary['stages'].update(never_called=[EVIL], by_children=[EVIL])
     bad = dict(iter=7, seconds=1.0, lost=1.0, cause=EVIL, category=EVIL, phase=EVIL, text=EVIL)
     bad['evidence'] = {EVIL: EVIL, 'samples': [EVIL], 'worker': EVIL}
     summary['stalls'] = [bad]

@@ -50,6 +50,19 @@ def test_memory_shows_last_and_extreme() -> None:
     assert 'device: allocated||1.00 GiB||\N{EN DASH}' in found
 
 
+def test_stages_with_what_is_missing() -> None:
+    found = [dict(name='net.0', share=0.4, seconds=0.1), dict(name='net', share=0.9, seconds=0.2)]
+    stages = dict(iterations=7, asked=10, stages=found, never_called=['a<b'], by_children=['net'])
+    shown = text(tables.stages(RunLog(Path(), summary=dict(stages=stages))))
+    for says in (
+        'Forward pass by stage, 7 of 10 iterations: the run had ended',
+        'Never called in the forward pass: a&lt;b. ',
+        'to the last: net. ',
+        'A part within another one counts for both.',
+    ):
+        assert says in shown
+
+
 def test_nothing_there() -> None:
     log = RunLog(Path())
     for table in (tables.stalls, tables.periods, tables.stages, tables.memory, tables.ranks):

@@ -151,6 +151,53 @@ def test_the_slowest_process() -> None:
     assert lines[start + 3].split() == ['step', '-', '150', 'ms,', 'rank', '0']
 
 
+def stage(name: str, share: Any, **others: Any) -> dict[str, Any]:
+    return dict(
+        name=name, type='Any', calls=1, seconds=share and share / 100, share=share, **others
+    )
+
+
+def test_stages_of_the_forward_pass() -> None:
+    found = [stage('backbone', 0.5), stage('neck', 0.002), stage('rest of the forward pass', 0.498)]
+    stages = dict(iterations=7, asked=100, stages=found, never_called=['head'], by_children=[])
+    text = to_text(judged(summary(stages=stages)), 80)
+    lines = text.splitlines()
+    start = lines.index('Forward pass by stage, 7 of 100 iterations: the run had ended')
+    assert lines.index('Where the time went') < start
+    assert lines[start + 1].split() == ['stage', 'share', 'an', 'iteration']
+    assert [line.split() for line in lines[start + 2 : start + 5]] == [
+        ['backbone', '50', '%', '#' * 8, '5.00', 'ms'],
+        ['neck', '0.2', '%', '20.0', 'us'],
+        ['rest', 'of', 'the', 'forward', 'pass', '50', '%', '#' * 8, '4.98', 'ms'],
+    ]
+    assert lines[start + 5].startswith('  Never called in the forward pass: head. ')
+    assert max(map(len, lines)) <= 80
+
+
+def test_stages_by_the_devices_clock() -> None:
+    found = [stage('backbone', 0.5, device_seconds=0.25), stage('rest', 0.5, device_seconds=None)]
+    lines = to_text(dict(stages=dict(iterations=1, stages=found))).splitlines()
+    assert lines[2] == 'Forward pass by stage, in 1 iteration'
+    assert lines[3].split() == ['stage', 'share', 'on', 'the', 'device', 'on', 'the', 'host']
+    assert lines[4].split()[-4:] == ['250', 'ms', '5.00', 'ms']
+    assert lines[5].split()[-3:] == ['-', '5.00', 'ms']
+
+
+def test_the_smallest_of_many_stages_are_cut_but_for_the_rest() -> None:
+    found = [stage(f'blocks.{place}', (7 * place % 25) / 1000) for place in range(25)]
+    lines = to_text(dict(stages=dict(stages=[*found, stage('rest', 0.0001)]))).splitlines()
+    names = [line.split()[0] for line in lines[4:-1]]
+    kept = [one['name'] for one in found if one['share'] >= 0.005]
+    assert names == [*kept, 'rest']
+    assert lines[-1] == '  5 smaller ones are not listed.'
+
+
+def test_stages_without_figures() -> None:
+    assert to_text(dict(stages=None)) == to_text(dict(stages=dict(stages=[]))) == 'Throughput'
+    line = to_text(dict(stages=dict(stages=[dict(share=None)]))).splitlines()[-1]
+    assert line.split() == ['-', '-', '-']
+
+
 def test_one_of_a_kind_is_no_plural() -> None:
     lost = dict(seconds=2.0, share=0.1, count=1, by_cause={})
     text = to_text(dict(iterations=1, lost=lost))

@@ -17,6 +17,7 @@ from .device_clock import TimingEvents, seconds_between
 from .step_watch import layers_of
 
 MOST_FLYING = 16  # iterations whose device times are on their way
+REST = 'rest of the forward pass'
 WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
 
 
@@ -65,7 +66,7 @@ class _Meter:
         self.module = module
         self.depth = self.calls = 0
         self.spans: list[_Span] = []
-        self.total_calls = self.nanoseconds = 0
+        self.total_calls = self.whole_calls = self.nanoseconds = 0
         self.device_seconds = 0.0
 
     def settle(self, counts: bool) -> list[_Span]:
@@ -74,6 +75,7 @@ class _Meter:
         self.nanoseconds += sum(span.end - span.start for span in spans if span.end is not None)
         # One that is never called as a whole begins with one of its children.
         self.total_calls += (self.calls or len(spans)) if counts else 0
+        self.whole_calls += self.calls if counts else 0
         self.depth, self.calls, self.spans = 0, 0, []
         return spans
 
@@ -95,7 +97,7 @@ class StageProfile:
     is to see: such a part lasts from its first child to its last.
 
     What is compiled as a whole shows nothing of its parts: they are left out, as is what was
-    never called. One thread is measured.
+    never called; `unseen` names them. What no part has taken is in `rest`. One thread is measured.
 
     Args:
         model: It may be wrapped, for distributed training.
@@ -116,6 +118,7 @@ class StageProfile:
     ) -> None:
         self.iterations = 0
         self._whole = _Meter(layers_of(model)[-1])
+        self._outermost = _Meter(self._whole.module)  # parts that were not within another one
         self._meters = {name: _Meter(module) for name, module in modules.items()}
         self._clock = clock
         self._events = events
@@ -153,7 +156,7 @@ class StageProfile:
         counts = bool(self._whole.spans) and not self._whole.depth
         spans = [
             (meter, span)
-            for meter in (self._whole, *self._meters.values())
+            for meter in (self._whole, self._outermost, *self._meters.values())
             for span in meter.settle(counts)
         ]
         self.iterations += counts
@@ -168,24 +171,49 @@ class StageProfile:
     def result(self) -> list[Stage]:
         """The parts that were called, in the order of their names as given."""
         self._read_device()
-        found = []
-        for name, meter in self._meters.items():
-            if not meter.total_calls:
-                continue
-            seconds = meter.nanoseconds * 1e-9 / self.iterations
-            share = meter.nanoseconds / max(1, self._whole.nanoseconds)
-            device_seconds = None
-            if self._device_iterations:
-                device_seconds = meter.device_seconds / self._device_iterations
-                if self._whole.device_seconds:
-                    share = meter.device_seconds / self._whole.device_seconds
-            calls = meter.total_calls / self.iterations
-            found.append(Stage(name, _kind(meter.module), calls, seconds, share, device_seconds))
-        return found
+        return [
+            self._stage(name, meter, meter.nanoseconds, meter.device_seconds)
+            for name, meter in self._meters.items()
+            if meter.total_calls
+        ]
+
+    def rest(self) -> Stage | None:
+        """What the parts have left of the model's forward pass; None where there was none.
+
+        With the parts that are not within another one it is all of it, as `result` has found them:
+        what the device has told since then is not in it.
+        """
+        if not self.iterations:
+            return None
+        whole, parts = self._whole, self._outermost
+        nanoseconds = whole.nanoseconds - parts.nanoseconds
+        # Parts on streams of their own may take longer together than the model.
+        device_seconds = max(0.0, whole.device_seconds - parts.device_seconds)
+        return self._stage(REST, whole, nanoseconds, device_seconds)
 
     def unseen(self) -> list[str]:
         """Names of parts that were never called, or are hidden by what was compiled."""
         return [name for name, meter in self._meters.items() if not meter.total_calls]
+
+    def seen_by_children(self) -> list[str]:
+        """Names of parts that were never called as a whole, of which only children were seen."""
+        return [
+            name
+            for name, meter in self._meters.items()
+            if meter.total_calls and not meter.whole_calls
+        ]
+
+    def _stage(self, name: str, meter: _Meter, nanoseconds: int, device_seconds: float) -> Stage:
+        """Of sums over all iterations."""
+        share = nanoseconds / max(1, self._whole.nanoseconds)
+        each: float | None = None
+        if self._device_iterations:
+            each = device_seconds / self._device_iterations
+            if self._whole.device_seconds:
+                share = device_seconds / self._whole.device_seconds
+        calls = meter.total_calls / self.iterations
+        seconds = nanoseconds * 1e-9 / self.iterations
+        return Stage(name, _kind(meter.module), calls, seconds, share, each)
 
     def _hook(
         self, module: nn.Module, before: Callable[[], None], after: Callable[[], None]
@@ -232,6 +260,8 @@ class StageProfile:
             meter.spans[-1].end = None
         else:
             meter.spans.append(self._begun())
+            if not self._going_on:
+                self._outermost.spans.append(meter.spans[-1])
         if not self._going_on:
             self._latest = meter
         self._going_on += 1

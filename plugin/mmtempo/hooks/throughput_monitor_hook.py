@@ -59,7 +59,8 @@ class ThroughputMonitorHook(IterTimerHook):
             Defaults to 1.0.
         stage_profile: What to measure of the forward pass, as `dict(modules='auto', begin=50,
             iterations=100)`: modules by their dotted names, or 'auto' for the children of the
-            model; from which iteration on, and how many. Defaults to None: nothing.
+            model; from which iteration on, and how many. The log, the summary and the page of the
+            report show them. Defaults to None: nothing.
     """
 
     # As IterTimerHook: what it has measured has to be there when the logger looks.

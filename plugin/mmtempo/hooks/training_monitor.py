@@ -31,7 +31,7 @@ from .monitor_options import MonitorOptions
 from .rank_spread import RankSpread
 from .run_report import RunReport
 from .sparse_logger_hook import ALONG
-from .stage_window import StageWindow
+from .stage_window import StageWindow, line_of
 from .training_setting import files_of, length_of, setting_of, shape_of
 
 # Iterations that may be slow because they are the first ones.
@@ -290,9 +290,23 @@ class TrainingMonitor:
                 self._logger.warning(text)
                 self.report.warn(text, iteration)
         if self._profile is not None:
-            stages = self._profile.take()
-            if stages is not None:
-                self.report.stages(stages)
+            self._tell_stages(self._profile)
+
+    def _tell_stages(self, profile: StageWindow) -> None:
+        found = profile.take()
+        if found is None:
+            return
+        self.report.stages(found)
+        # Of a run that has ended before, the summary shows them right away.
+        if self._writes and found['iterations'] >= found['asked']:
+            self._logger.info(line_of(found))
+
+    def _warn_of_no_stages(self) -> None:
+        timeline = self.timeline
+        text = self._profile and self._profile.missed(timeline.before, timeline.number)
+        if text:
+            self._logger.warning(text)
+            self.report.warn(text, timeline.number)
 
     def _count_device(self, iterations: list[tuple[int, dict[str, float]]]) -> None:
         for part in {part for _, parts in iterations for part in parts}:
@@ -332,6 +346,7 @@ class TrainingMonitor:
         if self._profile is not None:
             yield self._profile.close
         yield lambda: self._gather(self.timeline.number)
+        yield self._warn_of_no_stages
         if self._watch is not None:
             yield self._watch.stop
 

@@ -49,7 +49,7 @@ def page(log: RunLog, script: str) -> str:
         _section(_box(drawn, 'phases')),
         _stalls(log, drawn),
         _section(_box(drawn, 'recent')),
-        _section(tables.stages(log), title='Forward pass by stage'),
+        _section(tables.stages(log)),
         _memory(log, drawn),
         _section(tables.ranks(log), title='Across processes'),
         _environment(log),

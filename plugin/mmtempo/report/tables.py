@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.durations import counted
+from . import stages as stage_texts
 from .figures import MISSING, digits, duration, number, percent, size
 from .markup import Markup, element, put, table
 from .run_log import RunLog
@@ -102,8 +103,12 @@ def stages(log: RunLog) -> Markup | None:
         ]
         for stage in found.get('stages') or []
     ]
+    if not rows:
+        return None
     head = ['stage', 'type', 'share of forward', 'host time', 'device time', 'calls']
-    return _table(head, rows, texts=2)
+    notes = [element('p', text, class_='note') for text in stage_texts.notes(found)]
+    title = element('h2', stage_texts.title(found))
+    return put(title, _table(head, rows, texts=2), *notes)
 
 
 def stalls(log: RunLog) -> Markup | None:

@@ -13,9 +13,11 @@ from rich.text import Text
 
 from ..core.durations import counted
 from ..core.tempo_meter import EVEN, is_even
+from . import stages
 from .figures import MISSING, digits, duration, number, percent
 
 MOST = 5  # stalls and causes that are listed
+MOST_STAGES = 20  # parts of the forward pass, which the config has asked for
 LEAST = 0.005  # share of a phase that gets a line of its own
 BAR = 16  # characters for the whole time
 # What not every log file, or reader of one, can have.
@@ -31,6 +33,7 @@ def table(summary: Mapping[str, Any]) -> RenderableType:
         verdict, why, what to change
         throughput
         phases      shares
+        stages      of the forward pass
         processes   the slowest
         stalls      by cause, the longest, periods
 
@@ -42,6 +45,7 @@ def table(summary: Mapping[str, Any]) -> RenderableType:
         _verdict(summary.get('verdict') or {}),
         _throughput(summary),
         _phases(summary),
+        _stages(summary.get('stages') or {}),
         _ranks(summary),
         _causes(summary),
         _stalls(summary),
@@ -188,6 +192,29 @@ def _phases(summary: Mapping[str, Any]) -> RenderableType | None:
         name = Text(f'{len(rest)} more', style='dim')
         rows.add_row(name, percent(share), '', duration(seconds), '', '', '')
     return _below('Where the time went', rows)
+
+
+def _stages(found: Mapping[str, Any]) -> RenderableType | None:
+    """Parts of the forward pass in their order, and what they leave; the smallest are cut."""
+    listed = list(found.get('stages') or [])
+    if not listed:
+        return None
+    *parts, rest = listed
+    by_share = sorted(parts, key=lambda one: -(number(one.get('share')) or 0.0))
+    cut = by_share[MOST_STAGES:]
+    is_on_device = any(number(one.get('device_seconds')) is not None for one in listed)
+    clocks = {'seconds': 'an iteration'}
+    if is_on_device:
+        clocks = {'device_seconds': 'on the device', 'seconds': 'on the host'}
+    rows = _columns('stage', '>share', '', *(f'>{name}' for name in clocks.values()))
+    for one in [*(one for one in parts if one not in cut), rest]:
+        share = number(one.get('share'))
+        bar = Text('█' * round(BAR * min(1.0, share or 0.0)), style='cyan')
+        times = (duration(one.get(key)) for key in clocks)
+        rows.add_row(Text(str(one.get('name', MISSING))), percent(share), bar, *times)
+    lines = [f'{len(cut)} smaller ones are not listed.'] if cut else []
+    remarks = [Text(line, style='dim') for line in [*lines, *stages.notes(found)]]
+    return _below(stages.title(found), Group(rows, *remarks))
 
 
 def _ranks(summary: Mapping[str, Any]) -> RenderableType | None:
