@@ -402,6 +402,27 @@ def test_processes_that_are_all_alike(change: dict[str, Any]) -> None:
     assert judge(summary(ranks=found)).headline.startswith('Nothing to fix')
 
 
+def test_another_process_that_is_slow_itself() -> None:
+    found = ranks()
+    found['data'].update(mean=0.0)
+    found['step'].update(usual=1, mean=0.06, least=0.02, often=48)
+    verdict = judge(summary(ranks=found))
+    assert verdict.headline == 'Rank 1 is slow in its steps: 29 % of the time.'
+    assert verdict.why[0].startswith(
+        'Rank 1 takes 60.0 ms an iteration for what is its own, without data and backward pass, '
+        'the fastest 20.0 ms: it was the longest at 48 of 50 log points.'
+    )
+    found['step'].update(often=20)
+    assert judge(summary(ranks=found)).headline.startswith('Nothing to fix')
+
+
+def test_a_slower_pace_is_told() -> None:
+    causes = {'slower forward': dict(seconds=200.0, count=900, category='pace')}
+    verdict = judge(summary(lost=dict(seconds=200.0, share=0.2, count=900, by_cause=causes)))
+    assert verdict.headline.startswith('A slower pace costs')
+    assert verdict.why[0].endswith('in 900 iterations, mostly: slower forward.')
+
+
 def test_nothing_to_fix() -> None:
     verdict = judge(summary())
     assert verdict.headline == (

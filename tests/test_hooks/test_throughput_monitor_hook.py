@@ -36,6 +36,7 @@ from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, stage_window, t
 from mmtempo.hooks.run_report import RunReport
 from mmtempo.hooks.training_monitor import TrainingMonitor
 from mmtempo.loaders import LoaderError
+from mmtempo.loaders.prefetch_dataloader import PrefetchDataLoader
 from mmtempo.report import read_log
 from mmtempo.tool_run import run_tool
 
@@ -476,6 +477,64 @@ def test_times_do_not_become_many_where_nobody_logs(
     hook._since = types.MethodType(note, hook)
     runner.train()
     assert 0 < max(most) <= 2 * min(interval or 1000, unseen + 1)
+
+
+@HOOKS.register_module()
+class SlowForAWhile(Hook):
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        if 100 <= runner.iter < 140:
+            clock.go(0.3)
+
+
+def test_a_slow_spell_is_told_once_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowAtTimes, 'slow', ())
+    cfg = monitored(tmp_path, SPARSE, iterations=190)
+    cfg.custom_hooks.append(dict(type='SlowForAWhile'))
+    Runner.from_cfg(cfg).train()
+    (spell,) = (one for one in summary_of(tmp_path)['stalls'] if 'iterations' in one)
+    assert (spell['iter'], spell['until'], spell['cause']) == (101, 140, 'SlowForAWhile')
+    assert math.isclose(spell['lost'], 40 * 0.3, rel_tol=0.1)
+    changes = [line for line in lines_of(tmp_path) if line['kind'] == 'change']
+    assert [line['iter'] for line in changes] == [101, 141]
+    (path,) = tmp_path.rglob('*.log')
+    assert path.read_text().count('from here on: SlowForAWhile') == 1
+
+
+def test_a_slow_visualizer_is_not_the_monitors_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Visualizer.add_scalars
+
+    def add_slowly(*args: Any, **kwargs: Any) -> None:
+        clock.go(0.2)
+        add(*args, **kwargs)
+
+    monkeypatch.setattr(Visualizer, 'add_scalars', add_slowly)
+    Runner.from_cfg(monitored(tmp_path, STOCK, iterations=100)).train()
+    phases = summary_of(tmp_path)['phases']
+    assert phases['logging: visualizer']['seconds'] == pytest.approx(0.2 * 10, rel=0.01)
+    assert phases['hook:ThroughputMonitorHook']['seconds'] == 0
+    assert phases['hook:LoggerHook']['seconds'] == pytest.approx(0.2 * 10, rel=0.01)
+
+
+def test_a_loader_that_ends_slowly_is_no_late_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowAtTimes, 'slow', ())
+    close = PrefetchDataLoader.close
+
+    def close_slowly(self: Any) -> None:
+        clock.go(0.5)
+        close(self)
+
+    monkeypatch.setattr(PrefetchDataLoader, 'close', close_slowly)
+    cfg = with_our_loop(tmp_path, SPARSE, iterations=100)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    Runner.from_cfg(cfg).train()
+    stall = next(one for one in summary_of(tmp_path)['stalls'] if one['iter'] == 100)
+    assert (stall['category'], stall['cause']) == ('data', 'loader: end')
 
 
 @HOOKS.register_module()
