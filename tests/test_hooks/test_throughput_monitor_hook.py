@@ -516,7 +516,8 @@ def test_a_slow_visualizer_is_not_the_monitors_time(
     phases = summary_of(tmp_path)['phases']
     assert phases['logging: visualizer']['seconds'] == pytest.approx(0.2 * 10, rel=0.01)
     assert phases['hook:ThroughputMonitorHook']['seconds'] == 0
-    assert phases['hook:LoggerHook']['seconds'] == pytest.approx(0.2 * 10, rel=0.01)
+    # One of its own is of the evaluation.
+    assert phases['hook:LoggerHook']['seconds'] == pytest.approx(0.2 * 11, rel=0.01)
 
 
 def test_a_loader_that_ends_slowly_is_no_late_batch(
