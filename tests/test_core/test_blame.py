@@ -166,7 +166,7 @@ def test_causes(case: Slow, category: str, cause: str, said: str) -> None:
             {},
             {'evaluation': 0.8, 'Saver': 0.7},
         ),
-        ({'hook:Slow': 0.3, 'forward': 0.2, 'data': 0.01}, {}, {'Slow': 0.31, 'forward': 0.2}),
+        ({'hook:Slow': 0.3, 'forward': 0.2, 'data': 0.01}, {}, {'Slow': 0.306, 'forward': 0.204}),
         ({'hook:Slow': 0.9, 'forward': 0.1}, {}, {'Slow': 1.0}),  # not worth a name
         (
             {'data': 0.6, 'backward': 0.4},
@@ -189,6 +189,16 @@ def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes:
     assert [part.cause for part in found.parts] == list(causes)
     assert all(cause in found.why for cause in causes)
     assert sum(part.seconds for part in found.parts) == pytest.approx(case.lost)
+
+
+def test_what_took_less_than_usual_is_no_part() -> None:
+    """The batch was there already, since the step before was slow."""
+    usually = dict(data=0.6, forward=0.1, backward=0.1)
+    case = Slow(9, 1.2, 0.8, dict(data=0.0, forward=0.6, backward=0.6), usually)
+    found = blame(case, {})
+    assert {part.cause: part.seconds for part in found.parts} == pytest.approx(
+        dict(forward=0.2, backward=0.2)
+    )
 
 
 def test_evidence_is_what_was_more_than_usual() -> None:

@@ -213,7 +213,7 @@ def test_a_slower_pace_for_good_lasts_to_the_end() -> None:
 
 
 def test_stalls_and_steps_within_a_spell() -> None:
-    """Up, further up, halfway down, and back; one of it is slow for itself."""
+    """Up, further up, which is another one, halfway down, and back; two are slow alone."""
     seconds = noisy(1200)
     seconds[300:500] += 0.2
     seconds[500:700] += 0.4
@@ -221,9 +221,11 @@ def test_stalls_and_steps_within_a_spell() -> None:
     seconds[[450, 503]] += 3.0
     outcome = Outcome(seconds)
     assert outcome.slow == [450, 503]
-    (spell,) = outcome.spells
-    assert (spell.first, spell.iterations, spell.is_over) == (300, 600, True)
-    assert spell.lost == pytest.approx(200 * 0.7, rel=0.03)
+    first, second = outcome.spells
+    assert (first.first, first.iterations, first.is_over) == (300, 200, True)
+    assert (second.first, second.iterations, second.is_over) == (500, 400, True)
+    assert first.lost == pytest.approx(200 * 0.2, rel=0.03)
+    assert second.lost == pytest.approx(200 * 0.5, rel=0.03)
     assert lost_in(outcome, seconds) == pytest.approx(200 * 0.7 + 6, rel=0.03)
 
 
@@ -242,6 +244,32 @@ def test_a_faster_pace_is_no_loss_and_a_slower_one_may_be_accepted() -> None:
     (spell,) = detector.take_spells()
     assert (spell.first, spell.iterations) == (450, 50)
     assert spell.usual == pytest.approx(0.28, rel=0.05)
+
+
+@pytest.mark.parametrize('start', [0, 500])
+def test_what_is_fast_for_a_moment_is_no_measure(start: int) -> None:
+    seconds = noisy(3000)
+    seconds[start : start + 40] /= 2
+    assert not Outcome(seconds).spells
+
+
+def test_back_little_by_little() -> None:
+    seconds = noisy(3000, sigma=0.005)
+    seconds[300:700] *= 1.5
+    seconds[700:1700] *= np.linspace(1.5, 1.0, 1000)
+    outcome = Outcome(seconds)
+    assert all(spell.is_over and spell.last < 1700 for spell in outcome.spells)
+    assert 0.14 * 200 < sum(spell.lost for spell in outcome.spells) < 0.14 * 450
+
+
+@pytest.mark.parametrize('every', [2, 40, 100])
+def test_of_rare_kinds_nothing_is_lost_twice(every: int) -> None:
+    """Those that are told before their level is known."""
+    kinds = (np.arange(250 * every) % every == 0).astype(np.int8)
+    seconds = noisy(len(kinds), sigma=0.005)
+    slow = np.flatnonzero(kinds)[100:130]
+    seconds[slow] += 0.2
+    assert lost_in(Outcome(seconds, kinds), seconds) == pytest.approx(30 * 0.2, rel=0.05)
 
 
 def test_a_burst_is_stalls() -> None:

@@ -54,7 +54,7 @@ def test_a_slow_spell_is_one_entry_with_its_cause(before: int) -> None:
 def test_to_the_end_of_the_run() -> None:
     _, (spell,), (change,) = trained(slow=300, until=600, more=dict(step=0.2))
     assert spell['until'] == 600
-    assert 'to the end of the run' in spell['text']
+    assert 'up to the last one' in spell['text']
     assert change['phase'] == spell['phase'] == 'step'
 
 
@@ -81,3 +81,55 @@ def test_larger_inputs_take_longer_and_lose_nothing() -> None:
     assert slower['cause'] == 'new input shape'
     assert stalls == []
     assert run.meter.summary({})['lost']['seconds'] == 0
+
+
+@pytest.mark.parametrize('first', [1.0, 5.0])
+def test_the_first_of_a_new_shape_may_take_longer_still(first: float) -> None:
+    run, stalls = Run(), []
+    for number in range(600):
+        is_first = number == 300
+        note = dict(shape=(4, 3, 900, 1600), is_new_shape=True) if is_first else None
+        run.go(note=note, step=0.1 * (number >= 300) * (first if is_first else 1))
+        if number % 50 == 49:
+            stalls += run.meter.take()[1]
+    stalls += run.meter.take(is_last=True)[1]
+    assert {stall['cause'] for stall in stalls} <= {'new input shape'}
+    assert not any('iterations' in stall for stall in stalls)
+
+
+def test_larger_inputs_in_the_last_window() -> None:
+    note = dict(shape=(4, 3, 900, 1600), is_new_shape=True)
+    run = Run()
+    for number in range(400):
+        run.go(note=note if number == 360 else None, step=0.2 * (number >= 360))
+    assert run.meter.take(is_last=True)[1] == []
+
+
+def test_each_of_two_paces_has_its_cause() -> None:
+    run, stalls = Run(), []
+    for number in range(600):
+        run.go(data=0.1 * (300 <= number < 340), **{'hook:Slow': 0.3 * (340 <= number < 500)})
+        if number % 50 == 49:
+            stalls += run.meter.take()[1]
+    stalls += run.meter.take(is_last=True)[1]
+    assert [(one['iter'], one['iterations'], one['cause']) for one in stalls] == [
+        (301, 40, 'waiting for data'),
+        (341, 160, 'Slow'),
+    ]
+
+
+def test_a_spell_that_goes_on_is_in_the_summary_and_is_not_told_twice() -> None:
+    run = Run()
+    for number in range(500):
+        run.go(step=0.2 * (number >= 300))
+    window, stalls = run.meter.take()
+    assert (stalls, window['lost'] if window else None) == ([], 0)
+    early = run.meter.summary({})
+    assert early['lost']['seconds'] == pytest.approx(200 * 0.2, rel=0.05)
+    assert early['lost']['by_cause']['slower step']['count'] == 200
+    assert [one['iterations'] for one in early['stalls']] == [200]
+    assert run.meter.lost_share == pytest.approx(early['lost']['share'])
+    assert len(run.meter.take(is_last=True)[1]) == 1
+    late = run.meter.summary({})
+    assert late['lost'] == early['lost']
+    assert len(late['stalls']) == 1

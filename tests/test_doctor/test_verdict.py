@@ -416,6 +416,19 @@ def test_another_process_that_is_slow_itself() -> None:
     assert judge(summary(ranks=found)).headline.startswith('Nothing to fix')
 
 
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_the_end_of_a_loader(by_epoch: bool) -> None:
+    verdict = judge(summary(phases={'loader: end': 100.0}, setting=dict(by_epoch=by_epoch)))
+    assert verdict.headline.startswith('The end of the loader takes')
+    expected = ['train_dataloader.persistent_workers=True'] if by_epoch else []
+    assert overrides(verdict) == expected
+
+
+def test_a_slow_visualizer() -> None:
+    verdict = judge(summary(phases={'logging: visualizer': 100.0}))
+    assert verdict.headline.startswith('Visualizer takes')
+
+
 def test_a_slower_pace_is_told() -> None:
     causes = {'slower forward': dict(seconds=200.0, count=900, category='pace')}
     verdict = judge(summary(lost=dict(seconds=200.0, share=0.2, count=900, by_cause=causes)))

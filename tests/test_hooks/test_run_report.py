@@ -179,9 +179,10 @@ def test_a_process_that_does_not_write() -> None:
     waited, worked = run.report.data_and_step(window)
     assert (waited, worked) == (pytest.approx(0.001, 0.05), pytest.approx(0.099, 0.05))
     assert run.report.data_and_step(None) == (0.0, 0.0)
-    # In its backward pass a process waits for others: that is not its own.
-    phases = dict(window['phases'], backward=7.0)
-    more = run.report.data_and_step(dict(window, phases=phases, seconds=window['seconds'] + 7.0))
+    # In its backward pass a process waits for others, and some things one does for all.
+    others = {'backward': 7.0, 'hook:CheckpointHook': 5.0, 'hook:SparseLoggerHook': 3.0}
+    phases = {**window['phases'], **others, 'loader: end': 2.0}
+    more = run.report.data_and_step(dict(window, phases=phases))
     assert more == (pytest.approx(waited), pytest.approx(worked))
     run.report.warn('of mine', 7)
     assert run.report.end('completed')['warnings'] == ['of mine']
@@ -232,3 +233,16 @@ def test_nothing_was_measured(tmp_path: Path) -> None:
     assert 'verdict' not in summary
     assert [line['kind'] for line in lines_of(tmp_path)] == ['run', 'end']
     assert read_log(tmp_path).summary['error'] == 'RuntimeError: boom'
+
+
+def test_paces_that_go_up_and_down_are_not_told_without_end(tmp_path: Path) -> None:
+    run, said = Run(tmp_path), []
+    run.go(100)
+    for _ in range(30):
+        run.go(40, later=0.1)
+        run.go(40)
+        window = run.report.window()
+        assert window is not None
+        said.append(run.report.line(window))
+    assert sum(line is not None and 'from here on' in line for line in said) == 10
+    assert len(lines_of(tmp_path, 'change')) > 50

@@ -69,10 +69,11 @@ class Slow:
         """Phases that took much of what was lost, and how much; most of all first."""
         more = {one: seconds - self.usually.get(one, 0.0) for one, seconds in self.spent.items()}
         first, *others = sorted(more, key=lambda one: -more[one])
-        others = [one for one in others if more[one] > max(0.0, PART * self.lost)]
-        # What phases too small to be named took is the first one's.
-        rest = self.lost - sum(more[one] for one in others)
-        return [(first, rest), *((one, more[one]) for one in others)]
+        named = [first, *(one for one in others if more[one] > max(0.0, PART * self.lost))]
+        # Others took little more, or less: together with them it is what was lost.
+        whole = sum(more[one] for one in named)
+        scale = self.lost / whole if whole > 0 else 0.0
+        return [(one, more[one] * scale) for one in named]
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _system(slow: Slow, lost: float) -> tuple[str, str, str] | None:
     if in_kernel >= NOTABLE * lost and minor >= MANY_FAULTS:
         return 'memory', 'page faults', f' ({minor:.0f} pages, {duration(in_kernel)} in the kernel)'
     throttled = slow.machine.get('throttled', 0)
-    if throttled >= NOTABLE * lost:
+    if throttled > 0 and throttled >= NOTABLE * lost:
         return 'host', 'CPU limit of the container', f' ({duration(throttled)} throttled)'
     if slow.machine.get('throttle'):
         return 'device', f'device throttled: {", ".join(slow.machine["throttle"])}', ''

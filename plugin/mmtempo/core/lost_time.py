@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -60,6 +61,13 @@ class LostTime:
                 continue  # one after the other: there is no gap between them
             latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
             latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
+
+    def including(self, entries: list[dict]) -> LostTime:
+        """A copy with these as well, which may have to be added once more when they have ended."""
+        found = copy.deepcopy(self)
+        for entry in entries:
+            found.add(entry)
+        return found
 
     def periods(self, intervals: Mapping[str, int | None]) -> list[dict[str, Any]]:
         """Causes that come every so many iterations."""

@@ -35,36 +35,37 @@ class SlowerPace:
                   ______|  lost  |______
         usual           begin    end
 
-    A level that falls, but not as far, or that rises further, belongs to the same spell.
+    A level that falls, but not as far, belongs to the same spell.
 
     Args:
         least: Share of the usual time that is as usual.
 
     Attributes:
         first: The iteration that the last spell began with.
+        usual: Seconds that iterations took before the spell that goes on; None where none does.
     """
 
     def __init__(self, least: float) -> None:
         self._least = least
-        self._usual: float | None = None
+        self.usual: float | None = None
         self.first = self._last = self._count = 0
         self._lost = 0.0
 
     @property
     def is_slow(self) -> bool:
         """Whether a spell goes on."""
-        return self._usual is not None
+        return self.usual is not None
 
     def begin(self, iteration: int, usual: float) -> None:
         """The level has risen with this iteration, which is not added yet."""
-        self._usual, self.first, self._count, self._lost = usual, iteration, 0, 0.0
+        self.usual, self.first, self._count, self._lost = usual, iteration, 0, 0.0
 
     def add(self, iteration: int, seconds: float) -> None:
         """The next one; does nothing where no spell goes on."""
-        if self._usual is not None:
+        if self.usual is not None:
             self._last = iteration
             self._count += 1
-            self._lost += seconds - self._usual
+            self._lost += seconds - self.usual
 
     def correct(self, seconds: float) -> None:
         """Of one that was added, so much more counts."""
@@ -74,15 +75,19 @@ class SlowerPace:
         """Those from this place on were added, but are as usual again."""
         self._last = before - 1
         self._count -= len(seconds)
-        self._lost -= sum(seconds) - len(seconds) * (self._usual or 0.0)
+        self._lost -= sum(seconds) - len(seconds) * (self.usual or 0.0)
 
     def is_back(self, level: float) -> bool:
         """Whether that is what was usual before."""
-        return self._usual is not None and level <= self._usual * (1 + self._least)
+        return self.usual is not None and level <= self.usual * (1 + self._least)
 
-    def end(self, is_over: bool) -> Spell:
-        """Of what was added since it began, or was corrected."""
-        assert self._usual is not None
-        spell = Spell(self.first, self._last, self._count, self._usual, self._lost, is_over)
-        self._usual = None
+    def so_far(self) -> Spell:
+        """The spell that goes on."""
+        assert self.usual is not None
+        return Spell(self.first, self._last, self._count, self.usual, self._lost, False)
+
+    def end(self) -> Spell:
+        """It is over."""
+        spell = self.so_far()._replace(is_over=True)
+        self.usual = None
         return spell

@@ -18,6 +18,7 @@ GROUP = 16  # the latest of a kind: they decide whether its level has changed
 AGREEING = 12  # how many of them have to lie close to each other
 PATIENCE = 320  # iterations; nothing older is held back
 STEP = 64  # iterations after which that is looked at again
+HELD = 64  # iterations of a level that others are compared with: a short fast one is none
 MARGIN = 1e-3  # seconds; what is less is no stall, however fast the others are
 NEARLY = 0.8  # of what is too much: what is still less is not even suspect
 SPREAD = 1.4826  # a normal distribution's standard deviation, by its median absolute deviation
@@ -56,7 +57,8 @@ class StallDetector:
         among the first 20 of a kind    when there are 20, by their median
         any                             384 iterations later at the latest
 
-    A level that has risen is a spell until it is back, whose cost is added up.
+    A level that has risen above one that had lasted is a spell, until it is back or rises
+    further; its cost is added up.
 
     What it finds does not depend on how the stream is cut into blocks.
 
@@ -114,7 +116,9 @@ class StallDetector:
         """Decide what is held back, by what is known; as at the end of a run."""
         judged: list[_Judgement] = []
         self._settle(self._seen, judged)
-        self._spells += [kind.pace.end(False) for kind in self._kinds.values() if kind.pace.is_slow]
+        self._spells += self.open_spells()
+        for kind in self._kinds.values():
+            kind.pace.usual = None
         return _arrays(judged)
 
     def take_changes(self) -> list[LevelChange]:
@@ -127,11 +131,16 @@ class StallDetector:
         spells, self._spells[:] = list(self._spells), []
         return spells
 
+    def open_spells(self) -> list[Spell]:
+        """Those that go on, as far as they have come."""
+        return [kind.pace.so_far() for kind in self._kinds.values() if kind.pace.is_slow]
+
     def accept(self, change: LevelChange) -> None:
         """It has risen for a reason that is no loss: from now on that is what is usual."""
         for kind in self._kinds.values():
             if kind.pace.is_slow and kind.pace.first == change.iteration:
-                kind.pace.end(False)
+                kind.pace.end()
+                kind.held = None
 
     def _settle(self, before: int, judged: list[_Judgement]) -> None:
         for kind in self._kinds.values():
@@ -208,6 +217,7 @@ class _Seen(NamedTuple):
     seconds: float
     usual: float
     waits: bool  # for its judgement
+    counts: float  # seconds that it has in a spell: a slow one is told by itself
 
 
 class _Kind:
@@ -227,6 +237,7 @@ class _Kind:
     ) -> None:
         self._rule, self._changes, self._spells = rule, changes, spells
         self.pace = SlowerPace(rule.least)
+        self.held: float | None = None  # the level before, that had lasted
         self._first: list[_Seen] = []
         self._window, self._group = _Window(window), _Window(GROUP)
         self._latest: deque[_Seen] = deque()
@@ -240,11 +251,11 @@ class _Kind:
     def take(self, iteration: int, seconds: float, judged: list[_Judgement]) -> None:
         """The next iteration of this kind."""
         if not self._window:
-            self._first.append(_Seen(iteration, seconds, math.nan, True))
+            self._first.append(_Seen(iteration, seconds, math.nan, True, seconds))
             if len(self._first) == FIRST:
                 self._begin(judged)
             return
-        self._enter(_Seen(iteration, seconds, math.nan, True), judged)
+        self._enter(_Seen(iteration, seconds, math.nan, True, seconds), judged)
         if len(self._latest) >= AGREEING and self._rule.has_moved(self._window, self._group):
             self._move(judged)
 
@@ -282,9 +293,11 @@ class _Kind:
             judged.append((seen.iteration, usual, False))
         if len(self._latest) == GROUP:
             self._leave(judged)
-        self._latest.append(_Seen(seen.iteration, seen.seconds, usual, seen.waits and is_slow))
+        counts = usual if is_slow else seen.seconds
+        waits = seen.waits and is_slow
+        self._latest.append(_Seen(seen.iteration, seen.seconds, usual, waits, counts))
         self._group.add(seen.seconds)
-        self.pace.add(seen.iteration, usual if is_slow else seen.seconds)
+        self.pace.add(seen.iteration, counts)
 
     def _leave(self, judged: list[_Judgement]) -> None:
         """The oldest of the latest: no change of level can claim it any more."""
@@ -295,6 +308,8 @@ class _Kind:
             self._counted -= 1
         else:
             self._window.add(seen.seconds)
+            if self.pace.is_back(self._window.median()):  # little by little
+                self._spells.append(self.pace.end())
 
     def _move(self, judged: list[_Judgement]) -> None:
         """Begin the baseline anew, if the latest agree on one."""
@@ -305,6 +320,8 @@ class _Kind:
             return
         start = near[0].iteration
         self._changes.append(LevelChange(start, old, new))
+        if len(self._window) >= HELD and not self.pace.is_slow:
+            self.held = old
         self._window.clear()
         for seen in self._latest:
             if seen.iteration >= start:
@@ -316,10 +333,12 @@ class _Kind:
                 if seen.waits:
                     judged.append((seen.iteration, seen.usual, True))
                 continue
-            is_slow = seen.waits and self._rule.is_slow(seen.seconds, self._window)
             if seen.waits:
+                is_slow = self._rule.is_slow(seen.seconds, self._window)
                 judged.append((seen.iteration, usual, is_slow))
-            counts.append((seen, usual if is_slow else seen.seconds))
+                counts.append((seen, usual if is_slow else seen.seconds))
+            else:
+                counts.append((seen, seen.counts))
         self._count(start, old, usual, counts)
         self._latest.clear()
         self._group.clear()
@@ -327,14 +346,15 @@ class _Kind:
 
     def _count(self, start: int, old: float, new: float, since: list[tuple[_Seen, float]]) -> None:
         """What a level that has changed means for a spell that goes on, or begins now."""
-        pace = self.pace
-        if pace.is_back(new):
-            pace.drop(start, [seen.usual if seen.waits else seen.seconds for seen, _ in since])
-            self._spells.append(pace.end(True))
-        elif pace.is_slow:  # they were added by what they count with at the old level
-            for seen, seconds in since:
-                pace.correct(seconds - seen.usual if seen.waits else 0.0)
-        elif new > old:
-            pace.begin(start, old)
-            for seen, seconds in since:
-                pace.add(seen.iteration, seconds)
+        pace, usual = self.pace, self.pace.usual or self.held
+        if pace.is_slow and new < old and not pace.is_back(new):
+            for seen, counts in since:
+                pace.correct(counts - seen.counts)
+            return
+        if pace.is_slow:
+            pace.drop(start, [seen.counts for seen, _ in since])
+            self._spells.append(pace.end())
+        if usual is not None and new > usual * (1 + self._rule.least):
+            pace.begin(start, usual)
+            for seen, counts in since:
+                pace.add(seen.iteration, counts)

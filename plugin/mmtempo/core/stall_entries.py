@@ -19,6 +19,7 @@ from .timeline import NANO, Block, Timeline
 
 # Iterations that a usual one is taken from.
 RECENT = 129
+AS_USUAL = 0.2  # of the usual time more or less
 UNKNOWN, PACE = 'unexplained', 'slower pace'
 # Seconds among what a machine has to say of some time.
 SECONDS = {'psi_cpu', 'psi_memory', 'psi_io', 'throttled'}
@@ -134,7 +135,7 @@ class StallEntries:
         parts = [
             dict(_slower(part), seconds=part['seconds'] / whole * spell.lost) for part in parts
         ]
-        until = '' if spell.is_over else ', to the end of the run,'
+        until = '' if spell.is_over else ', up to the last one,'
         why = ', and '.join(part['cause'] for part in parts)
         return dict(
             iter=first,
@@ -158,10 +159,16 @@ class StallEntries:
         if row < 0:
             return None
         alike, at = kept.alike(row)
-        earlier, since = alike[max(0, at - RECENT) : at], alike[at : at + GROUP]
+        before, since = alike[max(0, at - RECENT) : at], alike[at : at + GROUP]
+        # Of the level that has changed, not of others before.
+        apart = np.abs(block.seconds[before] - change.old)
+        earlier = before[apart <= AS_USUAL * change.old]
         if not len(earlier):
             return None
-        names, facts, note = self._timeline.names, kept.facts, block.notes[row] or {}
+        names, facts = self._timeline.names, kept.facts
+        # The first one of a new shape takes longer, so that the pace may change behind it only.
+        notes = [block.notes[one] or {} for one in [*before[-GROUP:], row]]
+        note = next((one for one in notes if one.get('is_new_shape')), notes[-1])
         end = block.starts[since[-1]] + block.seconds[since[-1]]
         machine = self._seen(self._clock(block.starts[row]), self._clock(end))
         slow = Slow(

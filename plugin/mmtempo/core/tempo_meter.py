@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from .blame import NEW_SHAPE
 from .log_histogram import LogHistogram
 from .lost_time import LongestStalls, LostTime
+from .slower_pace import Spell
 from .stall_detector import StallDetector
 from .stall_entries import Kept, StallEntries
 from .timeline import Block, Timeline
@@ -77,7 +78,8 @@ class TempoMeter:
     def lost_share(self) -> float:
         """Of all time so far, what slow iterations have lost."""
         seconds = sum(phase.total for phase in self._phases.values())
-        return self._lost.seconds / seconds if seconds else 0.0
+        lost = self._lost.seconds + sum(one.lost for one in self._detector.open_spells())
+        return lost / seconds if seconds else 0.0
 
     def take(self, is_last: bool = False) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         """What iterations took that have ended since the last time, and stalls found meanwhile.
@@ -89,14 +91,17 @@ class TempoMeter:
         self._taken = self._timeline.ended
         found = self._detector.look(block.seconds, self._kinds(block))
         stalls = self._blame(found.iterations, found.usual, found.is_slow)
+        accepted = self._note_changes()
         if is_last:
             rest = self._detector.flush()
             stalls += self._blame(rest.iterations, rest.usual, rest.is_slow)
-        stalls += self._pace()
+        lost = sum(stall['lost'] for stall in stalls)  # slow spells are older than this window
+        spells = self._detector.take_spells()
+        stalls += self._keep(self._of_spells(one for one in spells if one.first not in accepted))
         if not len(block):
             return None, stalls
         self._count(block)
-        return self._figures_of(block, sum(stall['lost'] for stall in stalls)), stalls
+        return self._figures_of(block, lost), stalls
 
     def take_changes(self) -> list[dict[str, Any]]:
         """Of the pace, found by `take` since this was asked last."""
@@ -110,7 +115,9 @@ class TempoMeter:
             intervals: What comes every so many iterations, by name, to find it in stalls.
         """
         seconds = sum(phase.total for phase in self._phases.values())
-        lost = self._lost.seconds
+        spells = self._of_spells(self._detector.open_spells())
+        whole = self._lost.including(spells) if spells else self._lost
+        lost = whole.seconds
         count, before = self._whole.count, self._timeline.before
         edges, counts = self._whole.bars()
         return dict(
@@ -128,10 +135,10 @@ class TempoMeter:
             lost=dict(
                 seconds=lost,
                 share=lost / seconds if seconds else 0.0,
-                count=self._lost.count,
-                by_cause=self._lost.by_cause,
+                count=whole.count,
+                by_cause=whole.by_cause,
             ),
-            stalls=self._longest.all(),
+            stalls=sorted([*spells, *self._longest.all()], key=lambda one: -one['lost']),
             periods=self._lost.periods(intervals),
             changes=list(self._changes),
         )
@@ -204,19 +211,23 @@ class TempoMeter:
         block = self._timeline.last(self._timeline.ended)
         return Kept(block, self._kinds(block), self._timeline.ended - len(block))
 
-    def _pace(self) -> list[dict[str, Any]]:
-        """Entries of slower spells that are over; changes of the pace are noted."""
-        changes = self._detector.take_changes()
+    def _note_changes(self) -> set[int]:
+        """Of the pace; where slower ones begin that are no loss, since more is asked for."""
+        changes, accepted = self._detector.take_changes(), set()
         kept = self._kept() if changes else None
         for change in changes:
             assert kept is not None
             entry = self._entries.of_change(kept, change)
-            if entry.get('cause') == NEW_SHAPE:
+            if any(part['cause'] == NEW_SHAPE for part in entry.get('parts', ())):
                 self._detector.accept(change)
+                accepted.add(change.iteration)
             self._changes.append(entry)
             self._new_changes.append(entry)
-        spells = [one for one in self._detector.take_spells() if one.iterations and one.lost > 0]
-        return self._keep([self._entries.of_spell(one, self._changes) for one in spells])
+        return accepted
+
+    def _of_spells(self, spells: Iterable[Spell]) -> list[dict[str, Any]]:
+        found = (one for one in spells if one.iterations > 1 and one.lost > 0)
+        return [self._entries.of_spell(one, self._changes) for one in found]
 
     def _kinds(self, block: Block) -> np.ndarray:
         """Of each iteration, whether it has the phase that tells."""

@@ -10,6 +10,7 @@ from ..core.durations import duration, percent
 
 WORTH = 0.03  # share of the time that is worth a change
 FULL = 0.90  # of the memory
+LOADER_ENDS = 'loader: end'  # a phase: behind the last batch of an epoch
 LOOKS = 10  # at a device, of fewer nothing is said
 
 
@@ -145,4 +146,4 @@ class RunFigures:
 def is_pause(phase: str) -> bool:
     """Whether nobody asks for a batch meanwhile."""
     is_save = phase.startswith('checkpoint') or 'CheckpointHook' in phase
-    return is_save or phase in ('evaluation', 'hook:SnapshotFence')
+    return is_save or phase in ('evaluation', 'hook:SnapshotFence', LOADER_ENDS)

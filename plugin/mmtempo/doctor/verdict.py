@@ -12,7 +12,7 @@ from ..core.durations import counted, duration, percent
 from ..core.tempo_meter import EVEN, is_even
 from ..overlay import DEFAULT_HOOKS, OURS, WAITS
 from .data_advice import use_our_loop, waiting_for_data
-from .run_figures import FULL, WORTH, Change, Finding, RunFigures, is_pause
+from .run_figures import FULL, LOADER_ENDS, WORTH, Change, Finding, RunFigures, is_pause
 
 __all__ = ['Change', 'Verdict', 'judge']
 
@@ -64,7 +64,7 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
         few = counted(run.iterations, 'iteration')
         return Verdict(f'Too short to judge: {few}; {FEW} are needed.')
     found = [waiting_for_data(run), _slowest_rank(run), _slowest_step(run)]
-    found += [_evaluation(run), *_hooks(run)]
+    found += [_evaluation(run), _loader_ends(run), *_hooks(run)]
     found += [*_stalls(run), _copies(run), _idle_device(run), _unexplained(run), _memory(run)]
     found.append(_warnings(run))
     findings = [one for one in found if one and (one.share > WORTH or one.is_risk)]
@@ -125,6 +125,18 @@ def _evaluation(run: RunFigures) -> Finding:
     return Finding(share, headline, [f'Evaluation: {run.cost(seconds)}.'], change)
 
 
+def _loader_ends(run: RunFigures) -> Finding:
+    """Behind the last batch of an epoch."""
+    seconds = run.seconds(LOADER_ENDS)
+    change = []
+    if run.setting.get('by_epoch'):
+        why = 'workers stay from one epoch to the next'
+        change.append(Change('train_dataloader.persistent_workers=True', why))
+    headline = f'The end of the loader takes {percent(run.share(seconds))} of the time.'
+    why = f'The end of the loader, behind the last batch: {run.cost(seconds)}.'
+    return Finding(run.share(seconds), headline, [why], change)
+
+
 def _more_rarely(
     run: RunFigures, share: float, key: str, name: str, by_epoch: bool
 ) -> list[Change]:
@@ -150,6 +162,8 @@ def _hooks(run: RunFigures) -> list[Finding]:
         name = phase.removeprefix('hook:').partition(' ')[0]
         if name.startswith('checkpoint') or name == 'SnapshotFence':
             name = 'AsyncCheckpointHook'
+        elif phase.startswith('logging: '):
+            name = phase.removeprefix('logging: ').capitalize()
         elif not phase.startswith('hook:'):
             continue
         sums[name] = sums.get(name, 0.0) + run.seconds(phase)

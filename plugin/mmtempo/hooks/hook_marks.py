@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from mmengine.hooks import CheckpointHook, Hook, LoggerHook
 
 from ..core.timeline import Timeline
+from ..doctor.run_figures import LOADER_ENDS
 from .snapshot_fence import SnapshotFence
 
 # By stage, what the time before its first hook was spent on.
-LOADER_ENDS = 'loader: end'
 BEFORE = dict(
     before_train_epoch='unexplained',
     before_train_iter='data',

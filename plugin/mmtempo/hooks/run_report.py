@@ -14,6 +14,7 @@ from ..core.run_record import VERSION, RunRecord
 from ..core.step_watch import BACKWARD, BOTH, WHOLE
 from ..core.tempo_meter import TempoMeter
 from ..core.window_means import WindowMeans
+from ..doctor.run_figures import is_pause
 from ..doctor.verdict import judge
 from ..machine import machine
 from ..report.terminal import to_text
@@ -23,6 +24,7 @@ PLANNED = ('evaluation', 'checkpoint', 'logging', 'warm-up')
 # Share of a window that must be lost before the log says so.
 WORTH_A_LINE = 0.05
 MOST_WARNINGS = 50
+MOST_CHANGES_TOLD = 10  # lines of the log for paces that go up and down; the files have all
 # Iterations that a summary has one by one while the run goes on. Measured here: 5 ms and 10 KB more
 # than the 9 ms and 23 KB without; all 1024 of them, as at the end, would take 47 ms and 82 KB.
 RING = 128
@@ -47,6 +49,7 @@ class RunReport:
         self._warnings: list[str] = []
         self._known: dict[str, Any] = {}  # the newest of device, memory, stages, and ranks
         self._means = WindowMeans()
+        self._told_changes = 0
         self._append(
             dict(
                 kind='run',
@@ -101,14 +104,13 @@ class RunReport:
     def data_and_step(window: dict[str, Any] | None) -> tuple[float, float]:
         """Seconds of an iteration: waited for data, and all else that is this process's own.
 
-        Without evaluation, and without the backward pass, in which a process waits for others:
-        there, who is fast takes longest.
+        Without the backward pass, in which a process waits for others: there, who is fast takes
+        longest. Without what one process does for all, as evaluations, saves and log lines.
         """
         if window is None:
             return 0.0, 0.0
         phases, count = window['phases'], window['iterations']
-        others = sum(phases.get(name, 0.0) for name in ('evaluation', BACKWARD, BOTH, WHOLE))
-        step = window['seconds'] - phases['data'] - others
+        step = sum(seconds for name, seconds in phases.items() if _is_own(name))
         return phases['data'] / count, step / count
 
     def text(self, summary: dict[str, Any]) -> str:
@@ -117,8 +119,12 @@ class RunReport:
 
     def line(self, window: dict[str, Any]) -> str | None:
         """For the log, where a window has lost much for reasons that nobody has asked for."""
-        slower = [one for one in window['changes'] if one['new'] > one['old']]
-        lines = [f'Iteration {one["iter"]} {one["text"]}' for one in slower]
+        lines = []
+        for change in window['changes']:
+            is_told = change['new'] > change['old'] and change.get('category') not in PLANNED
+            if is_told and self._told_changes < MOST_CHANGES_TOLD:
+                self._told_changes += 1
+                lines.append(f'Iteration {change["iter"]} {change["text"]}')
         slow = [stall for stall in window['stalls'] if stall['category'] not in PLANNED]
         lost = sum(stall['lost'] for stall in slow)
         if slow and lost >= WORTH_A_LINE * window['seconds']:
@@ -208,3 +214,9 @@ class RunReport:
     def _append(self, *lines: dict[str, Any]) -> None:
         if self._record is not None:
             self._record.append(list(lines))
+
+
+def _is_own(phase: str) -> bool:
+    """Whether its time is that of this process, and no matter of the others."""
+    is_logging = phase.startswith('logging') or 'LoggerHook' in phase or 'MonitorHook' in phase
+    return not (phase in ('data', BACKWARD, BOTH, WHOLE) or is_pause(phase) or is_logging)

@@ -124,7 +124,9 @@ def _extremes(samples: list[Line]) -> Line:
 
 
 def _lost(windows: list[Line], stalls: list[Line]) -> Line:
-    seconds, wall = total(windows, 'lost'), total(windows, 'seconds')
+    # Windows leave out what many iterations have lost together.
+    spells = [line for line in stalls if line.get('iterations')]
+    seconds, wall = total(windows, 'lost') + total(spells, 'lost'), total(windows, 'seconds')
     by_cause: dict[str, Line] = {}
     count = 0
     for line in stalls:
