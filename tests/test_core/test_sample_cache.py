@@ -514,10 +514,13 @@ def test_budget_may_grow_and_shrink(stored: Caches) -> None:
     assert cache.get(6) is None
 
 
-def damage(path: Path, place: int, value: bytes = b'\xa5') -> None:
+def damage(path: Path, place: int, value: bytes | None = None) -> None:
+    """Where no value is given, that of the byte is another one than it was."""
     with open(path, 'r+b') as file:
         file.seek(place)
-        file.write(value)
+        other = bytes([file.read(1)[0] ^ 0xA5]) if value is None else value
+        file.seek(place)
+        file.write(other)
 
 
 @pytest.mark.parametrize('place', [0, 5, 8, 17, 25, 34, 41])
