@@ -201,6 +201,12 @@ def test_what_took_less_than_usual_is_no_part() -> None:
     )
 
 
+@pytest.mark.parametrize(('forward', 'explained'), [(0.11, True), (0.09, False)])
+def test_what_no_phase_has_taken_is_not_explained(forward: float, explained: bool) -> None:
+    case = Slow(9, 0.3, 0.1, dict(USUAL, forward=0.06 + forward, data=0.0), dict(USUAL))
+    assert case.is_explained() == explained
+
+
 def test_evidence_is_what_was_more_than_usual() -> None:
     case = slow(
         'forward',

@@ -133,3 +133,17 @@ def test_a_spell_that_goes_on_is_in_the_summary_and_is_not_told_twice() -> None:
     late = run.meter.summary({})
     assert late['lost'] == early['lost']
     assert len(late['stalls']) == 1
+
+
+def test_a_pace_that_no_phase_explains_is_nobodys() -> None:
+    """Each phase is slow in a third of the iterations only."""
+    run, stalls = Run(), []
+    for number in range(600):
+        late = ('step', 'hook:Slow', 'clip')[number % 3]
+        run.go(**{late: 0.2 * (300 <= number < 400)})
+        if number % 50 == 49:
+            stalls += run.meter.take()[1]
+    (spell,) = stalls + run.meter.take(is_last=True)[1]
+    assert (spell['iter'], spell['iterations'], spell['cause']) == (301, 100, 'slower pace')
+    assert spell['category'] == 'pace'
+    assert spell['lost'] == pytest.approx(100 * 0.2, rel=0.05)

@@ -65,6 +65,11 @@ class Slow:
         """How much more of it than usual."""
         return self.facts.get(fact, 0.0) - self.usual_facts.get(fact, 0.0)
 
+    def is_explained(self) -> bool:
+        """Whether phases took more by much of what was lost: medians of several need not."""
+        more = sum(max(0.0, self.spent[one] - self.usually.get(one, 0.0)) for one in self.spent)
+        return more >= MOST * self.lost
+
     def parts(self) -> list[tuple[str, float]]:
         """Phases that took much of what was lost, and how much; most of all first."""
         more = {one: seconds - self.usually.get(one, 0.0) for one, seconds in self.spent.items()}

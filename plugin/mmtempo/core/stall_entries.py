@@ -20,7 +20,7 @@ from .timeline import NANO, Block, Timeline
 # Iterations that a usual one is taken from.
 RECENT = 129
 AS_USUAL = 0.2  # of the usual time more or less
-UNKNOWN, PACE = 'unexplained', 'slower pace'
+UNKNOWN, PACE = 'unexplained', 'pace'
 # Seconds among what a machine has to say of some time.
 SECONDS = {'psi_cpu', 'psi_memory', 'psi_io', 'throttled'}
 
@@ -130,7 +130,7 @@ class StallEntries:
         first, last = (self._timeline.before + one + 1 for one in (spell.first, spell.last))
         change = next((one for one in changes if one['iter'] == first), {})
         took = spell.usual + spell.lost / spell.iterations
-        parts = change.get('parts') or [dict(category=UNKNOWN, cause=PACE, seconds=1.0)]
+        parts = change.get('parts') or [dict(category=PACE, cause='slower pace', seconds=1.0)]
         whole = sum(part['seconds'] for part in parts)
         parts = [
             dict(_slower(part), seconds=part['seconds'] / whole * spell.lost) for part in parts
@@ -154,7 +154,7 @@ class StallEntries:
         )
 
     def _why(self, kept: Kept, change: LevelChange) -> Blame | None:
-        """What usual iterations have more of than those before; None where too few are kept."""
+        """What usual iterations have more of than those before; None where that is not known."""
         block, row = kept.block, change.iteration - kept.first
         if row < 0:
             return None
@@ -186,7 +186,7 @@ class StallEntries:
             },
             note={key: note[key] for key in ('shape', 'is_new_shape') if key in note},
         )
-        return blame(slow, self._categories)
+        return blame(slow, self._categories) if slow.is_explained() else None
 
     def _clock(self, seconds: float) -> float:
         """A moment of the timeline, as of `time.perf_counter`."""
@@ -244,9 +244,9 @@ def _blamed(found: Blame) -> dict[str, Any]:
 
 def _slower(part: dict[str, Any]) -> dict[str, Any]:
     """A part of a slower spell; a phase alone explains it as little as a single stall."""
-    if part['category'] != UNKNOWN or part['cause'] == PACE:
+    if part['category'] != UNKNOWN:
         return part
-    return dict(part, category='pace', cause=f'slower {part["cause"]}')
+    return dict(part, category=PACE, cause=f'slower {part["cause"]}')
 
 
 def _named(names: Iterable[str], values: np.ndarray) -> dict[str, float]:
