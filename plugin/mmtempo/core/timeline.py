@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 NANO = 1e-9
+LOADER_ENDS = 'loader: end'  # a phase: behind the last batch of an epoch
 FIRST = 0  # the number of the phase that an iteration begins with
 # Columns of the ledger; what comes when all have a name is charged to the last one.
 MOST_PHASES = 64

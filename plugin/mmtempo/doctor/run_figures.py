@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.durations import duration, percent
+from ..core.timeline import LOADER_ENDS
 
 WORTH = 0.03  # share of the time that is worth a change
 FULL = 0.90  # of the memory
-LOADER_ENDS = 'loader: end'  # a phase: behind the last batch of an epoch
 LOOKS = 10  # at a device, of fewer nothing is said
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from ..core.blame import STEP
 from ..core.durations import counted, duration, percent
 from ..core.tempo_meter import EVEN, is_even
+from ..core.timeline import LOADER_ENDS
 from ..overlay import DEFAULT_HOOKS, OURS, WAITS
 from .data_advice import use_our_loop, waiting_for_data
-from .run_figures import FULL, LOADER_ENDS, WORTH, Change, Finding, RunFigures, is_pause
+from .run_figures import FULL, WORTH, Change, Finding, RunFigures, is_pause
 
 __all__ = ['Change', 'Verdict', 'judge']
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from mmengine.hooks import CheckpointHook, Hook, LoggerHook
 
-from ..core.timeline import Timeline
-from ..doctor.run_figures import LOADER_ENDS
+from ..core.timeline import LOADER_ENDS, Timeline
 from .snapshot_fence import SnapshotFence
 
 # By stage, what the time before its first hook was spent on.
