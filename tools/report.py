@@ -17,8 +17,8 @@ import contextlib
 import sys
 import webbrowser
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -105,7 +105,8 @@ def _read(args: argparse.Namespace) -> RunLog:
     except ModuleNotFoundError as error:
         raise LaunchError(str(error)) from error
     if log.kind == 'tempo' and 'verdict' not in log.summary and log.summary.get('iterations'):
-        log.summary['verdict'] = _judged(log.summary)
+        # Of a run that was killed before it had written a summary; its lines are enough.
+        log.summary['verdict'] = asdict(judge(log.summary))
     return log
 
 
@@ -114,13 +115,6 @@ def _log(path: Path) -> RunLog:
         return read_log(path)
     except (FileNotFoundError, ValueError) as error:
         raise LaunchError(str(error)) from error
-
-
-def _judged(summary: dict[str, Any]) -> dict[str, Any]:
-    """Of a run that was killed before it had written a summary; its lines are enough."""
-    found = judge(summary)
-    change = [dict(override=one.override, why=one.why) for one in found.change]
-    return dict(headline=found.headline, why=found.why, change=change)
 
 
 def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:

@@ -147,3 +147,16 @@ def test_a_pace_that_no_phase_explains_is_nobodys() -> None:
     assert (spell['iter'], spell['iterations'], spell['cause']) == (301, 100, 'slower pace')
     assert spell['category'] == 'pace'
     assert spell['lost'] == pytest.approx(100 * 0.2, rel=0.05)
+
+
+def test_a_pace_is_compared_with_the_one_before_it() -> None:
+    """Not with what was usual before that, though there was more of it."""
+    run, changes = Run(), []
+    for number in range(500):
+        run.go(step=0.0 if 300 <= number < 340 else 0.2)
+        if number % 50 == 49:
+            run.meter.take()
+            changes += run.meter.take_changes()
+    faster, slower = changes
+    assert (faster['iter'], slower['iter']) == (301, 341)
+    assert slower['cause'] == 'step'

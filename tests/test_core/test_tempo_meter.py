@@ -270,3 +270,15 @@ def test_as_many_stalls_as_a_summary_holds() -> None:
 
 def test_even_is_below_the_target() -> None:
     assert [is_even(cv) for cv in (0.0, EVEN - 1e-6, EVEN, 0.5)] == [True, True, False, False]
+
+
+def test_a_window_is_as_even_as_its_training() -> None:
+    """Whether there was an evaluation among its iterations or not; the speed has it."""
+    run = Run()
+    for number in range(50):
+        run.go(evaluation=5.0 * (number == 20))
+    window, _ = run.meter.take()
+    assert window is not None
+    assert window['p99'] < 0.12
+    assert window['cv'] < 0.05
+    assert window['it_per_s'] == pytest.approx(50 / 10, rel=0.02)

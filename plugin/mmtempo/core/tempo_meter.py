@@ -213,10 +213,12 @@ class TempoMeter:
 
     def _note_changes(self) -> set[int]:
         """Of the pace; where slower ones begin that are no loss, since more is asked for."""
-        changes, accepted = self._detector.take_changes(), set()
-        kept = self._kept() if changes else None
+        changes = self._detector.take_changes()
+        accepted: set[int] = set()
+        if not changes:
+            return accepted
+        kept = self._kept()
         for change in changes:
-            assert kept is not None
             entry = self._entries.of_change(kept, change)
             if any(part['cause'] == NEW_SHAPE for part in entry.get('parts', ())):
                 self._detector.accept(change)

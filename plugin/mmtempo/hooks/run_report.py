@@ -7,6 +7,7 @@ because a run has to end with both, and whoever passed them in would import them
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from ..core.durations import duration
@@ -187,12 +188,7 @@ class RunReport:
             **self._means.figures(),
         )
         if summary['iterations']:
-            verdict = judge(summary)
-            summary['verdict'] = dict(
-                headline=verdict.headline,
-                why=verdict.why,
-                change=[dict(override=one.override, why=one.why) for one in verdict.change],
-            )
+            summary['verdict'] = asdict(judge(summary))
         summary['ring'] = self._meter.ring(ring)
         return summary
 
