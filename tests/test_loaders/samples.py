@@ -24,6 +24,15 @@ class Noisy(Dataset):
         return dict(inputs=torch.tensor([index, *draws]))
 
 
+class Shifted(Noisy):
+    """Samples whose numbers begin at `shift`, which may change between epochs."""
+
+    shift = 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(inputs=super().__getitem__(index)['inputs'] + self.shift)
+
+
 class Failing(Noisy):
     """Fails at sample 6.
 

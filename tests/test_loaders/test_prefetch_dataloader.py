@@ -20,7 +20,7 @@ from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefet
 
 from ..conftest import ROOT
 from .limits import low_nofile
-from .samples import Failing, Noisy
+from .samples import Failing, Noisy, Shifted
 
 
 def build(dataset: Any = None, endless: bool = True, **options: Any) -> PrefetchDataLoader:
@@ -103,12 +103,93 @@ def test_an_evaluation_is_the_same_each_time(workers: int) -> None:
 
 def test_epochs_of_a_training_follow_without_a_new_start() -> None:
     loader = build(num_workers=2)
-    assert len(of_epoch(loader)) == 6
+    taken(loader, 6)
     assert loader.place == Place(1, 0, 0)
     pids = {one.pid for one in loader._pool._processes}
-    assert len(of_epoch(loader)) == 6
+    taken(loader, 6)
     assert {one.pid for one in loader._pool._processes} == pids
     loader.close()
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('sampler', SAMPLERS[1:], ids=['default', 'random'])
+def test_for_loop_takes_nothing_from_the_training(sampler: Any, workers: int) -> None:
+    expected = taken(build(sampler=sampler), 14)
+    loader = build(sampler=sampler, num_workers=workers)
+    iterator = iter(loader)  # before the first batch, and kept
+    next(iterator)
+    found = taken(loader, 3)
+    epoch = of_epoch(loader)  # within an epoch: the whole of it
+    assert epoch == expected[:6]
+    found += taken(loader, 3)
+    assert loader.place == Place(1, 0, 0)
+    assert of_epoch(loader) == expected[6:12]  # between two
+    found += taken(loader, 8)
+    assert found == expected
+    assert len(list(iterator)) == 5
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_for_loop_within_a_for_loop(workers: int) -> None:
+    loader = build(endless=False, num_workers=workers)
+    expected = of_epoch(loader)
+    outer = []
+    for batch in loader.batches():
+        outer.append([one.tolist() for one in batch['inputs']])
+        next(iter(loader))
+    assert outer == expected
+    assert [of_epoch(loader) for _ in iter(range(2))] == [expected, expected]
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+def test_for_loop_follows_set_epoch_of_a_script() -> None:
+    loader, orders = build(), []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        orders.append(of_epoch(loader))
+    assert orders == [taken(build(), 6), taken(build(), 12)[6:]]
+
+
+@pytest.mark.parametrize('persistent', [False, True])
+def test_workers_that_do_not_persist_see_the_data_set_of_their_epoch(persistent: bool) -> None:
+    dataset = Shifted()
+    loader = build(dataset, num_workers=2, persistent_workers=persistent)
+    seen = []
+    for epoch in range(3):
+        dataset.shift = 100 * epoch
+        batches = [loader.take()['inputs'] for _ in range(len(loader))]
+        seen.append(min(int(one[0]) for batch in batches for one in batch))
+        assert loader.place == Place(epoch + 1)
+    assert seen == ([0, 0, 0] if persistent else [0, 100, 200])
+    loader.close()
+
+
+def test_loader_of_workers_that_do_not_persist_resumes_anywhere() -> None:
+    expected = taken(build(), 15)
+    for start in (2, 6, 11):
+        loader = build(num_workers=1, persistent_workers=False)
+        loader.seek(Place(start // 6, start % 6, 4 * (start % 6)))
+        assert taken(loader, 15 - start) == expected[start:]
+        loader.close()
+
+
+def test_sampler_without_batches_is_an_error() -> None:
+    for options in (dict(num_workers=0), dict(num_workers=1, persistent_workers=False)):
+        loader = build(batch_size=24, drop_last=True, **options)
+        with pytest.raises(ValueError, match='gives no batches'):
+            loader.take()
+        loader.close()
+
+
+def test_is_a_dataloader_also_after_hooks_of_mmdet() -> None:
+    loader = build()
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    loader._DataLoader__initialized = True
+    loader.batch_size = 2  # torch's own refuses that
+    assert loader.multiprocessing_context is None
 
 
 def test_other_processes_and_batch_sizes_go_on_in_the_same_stream() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
@@ -22,8 +23,8 @@ Stage = Callable[[Iterator], Iterator]
 LAST = 64  # batches of which it is kept how they came
 
 
-class PrefetchDataLoader:
-    """Stands where torch's `DataLoader` does, for loops that want to go on where they ended.
+class PrefetchDataLoader(DataLoader):
+    """A `DataLoader` whose stream of batches has a position and resumes there.
 
     ::
 
@@ -33,6 +34,12 @@ class PrefetchDataLoader:
     Every sample is made with the randomness of its ticket, so that batches are the same for any
     number of workers. `place` counts what the training was given, not what is on its way;
     `seek` goes to any place without making a sample.
+
+    The prefetching loops call `take` (training) or `batches` (evaluation), which move the
+    position. A `for` loop over the loader reads a stream apart from it, with its own workers, so
+    that a hook or a script which looks at batches takes none away from the training.
+
+    It is a `DataLoader` for `isinstance` only: nothing of torch's constructor runs.
 
     Args:
         dataset: The data set.
@@ -55,6 +62,11 @@ class PrefetchDataLoader:
         name: The config's key, for messages. Defaults to 'dataloader'.
     """
 
+    sampler: Any
+    batch_sampler: Any
+    collate_fn: Any
+    worker_init_fn: Any
+
     def __init__(
         self,
         dataset: Any,
@@ -72,26 +84,29 @@ class PrefetchDataLoader:
         context: Any = None,
         name: str = 'dataloader',
     ) -> None:
+        # Not torch's constructor: it would make a loader of its arguments.
         self.dataset, self.sampler, self.batch_sampler = dataset, sampler, batch_sampler
         self.batch_size = getattr(batch_sampler, 'batch_size', None)
         self.drop_last = getattr(batch_sampler, 'drop_last', False)
         self.plan = plan
         self.num_workers, self.prefetch_factor = plan.num_workers, plan.prefetch_factor
         self.pin_memory = plan.pin_memory
-        # There is no end at which they could go; hooks that exchange transforms look at it.
-        self.persistent_workers = plan.persistent_workers or (endless and plan.num_workers > 0)
+        self.persistent_workers = plan.persistent_workers
         self.collate_fn, self.timeout, self.name = collate_fn, timeout, name
+        self.worker_init_fn = start or WorkerStart()
+        self.multiprocessing_context = context if plan.num_workers else None
+        self.generator, self.pin_memory_device = None, ''
         self.seed, self.rank, self.processes = seed, rank, processes
         self.place = Place(processes=processes)
         self.waiting = Waiting()
         self.deliveries: collections.deque[Delivery] = collections.deque(maxlen=LAST)
-        self._endless, self.is_closed = endless, False
+        self.endless, self.is_closed = endless, False
         self._stage: Stage | None = None
         self._board = Board(plan.num_workers)
         arguments: dict[str, Any] = dict(
             collate_fn=collate_fn,
             pin_memory=plan.pin_memory,
-            worker_init_fn=start or WorkerStart(),
+            worker_init_fn=self.worker_init_fn,
             generator=torch.Generator(),  # it draws a number that nobody needs
         )
         if plan.num_workers:
@@ -111,6 +126,18 @@ class PrefetchDataLoader:
         )
         self._pipeline: Pipeline | None = None
         self._batches: Iterator[Any] = iter(())
+        self._has_delivered = False  # since the pipeline was begun
+        self._options: dict[str, Any] = dict(
+            rank=rank,
+            processes=processes,
+            collate_fn=collate_fn,
+            start=start,
+            batch_bytes=batch_bytes,
+            timeout=timeout,
+            context=context,
+            name=name,
+        )
+        self._apart: PrefetchDataLoader | None = None  # of the last `for` loop, if workers persist
         # Before multiprocessing itself waits for its processes, at the end of this one.
         self._end = Finalize(self, self._pool.close, exitpriority=100)
 
@@ -122,12 +149,40 @@ class PrefetchDataLoader:
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch; where it is not endless, all of it."""
-        if not self._endless:
-            self.seek(Place(processes=self.processes))
-        epoch = self.place.epoch
-        while self.place.epoch == epoch:
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Torch's refuses the samplers once hooks of mmdet have set its flag of initialization.
+        object.__setattr__(self, name, value)
+
+    def __iter__(self) -> Any:
+        """Iterate over an epoch from its start, whatever the position, which stays.
+
+        It is the epoch of the position; before the first `take` that of the sampler, as a script
+        has set it by `set_epoch`.
+        """
+        epoch = 0
+        if self.endless:
+            is_new = self.place == Place(processes=self.processes)
+            epoch = getattr(self.sampler, 'epoch', 0) if is_new else self.place.epoch
+        loader = self._stream_apart()
+        loader.seek(Place(epoch, processes=self.processes), self.seed)
+        try:
+            while True:
+                try:
+                    batch = loader.take()
+                except StopIteration:
+                    return
+                yield batch
+        finally:
+            if self._apart is None and self.persistent_workers and self._pipeline is None:
+                loader._drop()
+                self._apart = loader
+            else:
+                loader.close()
+
+    def batches(self) -> Iterator[Any]:
+        """Iterate over all batches from the start, with the loader's own workers; moves `place`."""
+        self.seek(Place(processes=self.processes))
+        while True:
             try:
                 batch = self.take()
             except StopIteration:
@@ -135,7 +190,19 @@ class PrefetchDataLoader:
             yield batch
 
     def take(self) -> Any:
-        """The next batch; StopIteration at the end, which an endless one does not have."""
+        """Return the next batch; StopIteration at the end, which an endless one does not have."""
+        try:
+            return self._take()
+        except StopIteration:
+            if not self.endless:
+                raise
+        # The workers end with the epoch: the next ones see what has become of the data set.
+        if not self._has_delivered:
+            raise ValueError(f'{self.name}: the sampler gives no batches')
+        self._drop()
+        return self._take()
+
+    def _take(self) -> Any:
         if self._pipeline is None:
             self._begin()
         assert self._pipeline is not None
@@ -148,6 +215,7 @@ class PrefetchDataLoader:
             raise
         self.place, delivery = self._pipeline.delivered()
         self.deliveries.append(delivery)
+        self._has_delivered = True
         return batch
 
     def seek(self, place: Place, seed: int | None = None) -> None:
@@ -163,11 +231,11 @@ class PrefetchDataLoader:
                 if getattr(sampler, 'seed', None) == self.seed:  # else it is the config's own
                     sampler.seed = seed
             self.seed = seed
-        self.place = self._stream().settled(place) if self._endless else place
+        self.place = self._stream().settled(place) if self.endless else place
 
     def start_early(self) -> None:
         """Start the workers before the place is known, as while a checkpoint is loaded."""
-        if self._pipeline is None:
+        if self._pipeline is None and self._spans_epochs:
             self._pool.start_early()
 
     def stage_with(self, stage: Stage | None) -> None:
@@ -183,6 +251,7 @@ class PrefetchDataLoader:
         """End the workers; the next batch starts them again, at the same place."""
         self._drop()
         self._pool.close()
+        self._close_apart()
         self.is_closed = True
         if self._slabs is not None:
             self._slabs.close()
@@ -193,13 +262,14 @@ class PrefetchDataLoader:
         return self._pipeline
 
     @_iterator.setter
-    def _iterator(self, value: None) -> None:
+    def _iterator(self, value: Any) -> None:
         self.close()
 
     def _begin(self) -> None:
-        self.is_closed = False
+        self.is_closed = self._has_delivered = False
+        self._close_apart()  # one set of workers at a time
         self._pipeline = Pipeline(
-            self._stream().from_place(self.place, self._endless),
+            self._stream().from_place(self.place, self._spans_epochs),
             self._pool,
             self._board,
             self.dataset,
@@ -209,6 +279,33 @@ class PrefetchDataLoader:
             self._slabs,
         )
         self._batches = self._stage(self._pipeline) if self._stage else self._pipeline
+
+    @property
+    def _spans_epochs(self) -> bool:
+        """Whether the next epoch's first batches are made during the last ones of this.
+
+        Not with `persistent_workers=False`: hooks may change the data set between epochs.
+        """
+        return self.endless and (self.persistent_workers or not self.num_workers)
+
+    def _stream_apart(self) -> PrefetchDataLoader:
+        """Return a loader of the same batches with another position."""
+        loader, self._apart = self._apart, None
+        sampler = copy.copy(self.sampler)
+        batch_sampler = copy.copy(self.batch_sampler)
+        if getattr(batch_sampler, 'sampler', None) is self.sampler:
+            batch_sampler.sampler = sampler
+        if loader is None:
+            return PrefetchDataLoader(
+                self.dataset, sampler, batch_sampler, self.plan, self.seed, **self._options
+            )
+        loader.sampler, loader.batch_sampler = sampler, batch_sampler
+        return loader
+
+    def _close_apart(self) -> None:
+        loader, self._apart = self._apart, None
+        if loader is not None:
+            loader.close()
 
     def _stream(self) -> BatchStream:
         return BatchStream(self.sampler, self.batch_sampler, self.seed, self.rank, self.processes)

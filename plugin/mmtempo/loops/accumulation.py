@@ -57,6 +57,11 @@ def counted(loader: Any, batches: int) -> Any:
     return UpdateLoader(loader, batches)
 
 
+def uncounted(loader: Any) -> Any:
+    """Return the loader that `counted` was given."""
+    return vars(loader)['_loader'] if isinstance(loader, UpdateLoader) else loader
+
+
 def check_wrapper(wrapper: Any, count: str, batches: int) -> None:
     """Before the training, when it is built: whether it can be told what makes an update."""
     if count == 'iterations':

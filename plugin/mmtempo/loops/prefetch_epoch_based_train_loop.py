@@ -8,7 +8,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
 from ..loaders import Place, PrefetchDataLoader
-from .accumulation import batches_per_iteration, check_wrapper, counted
+from .accumulation import batches_per_iteration, check_wrapper, counted, uncounted
 from .prefetching import TrainingBatches, build, prefetch_to_device
 
 
@@ -17,7 +17,13 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     """mmengine's `EpochBasedTrainLoop` with a loader that goes on exactly where it was.
 
     Also within an epoch: a checkpoint of its middle is resumed there, and not at its start. The
-    next epoch's first batches are made while this one ends and is evaluated.
+    next epoch's first batches are made while this one ends and is evaluated, unless the loader has
+    `persistent_workers=False`: then workers start anew with each epoch, after the hooks at
+    `before_train_epoch`, and see what these have changed in the data set.
+
+    A loader that a hook puts into `dataloader` is used from the next epoch on. One that
+    `build_prefetch_dataloader` has built does all of this as well; any other is iterated over as
+    `EpochBasedTrainLoop` does.
 
     Example::
 
@@ -36,15 +42,16 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         **kwargs: As for `EpochBasedTrainLoop`.
     """
 
+    dataloader: Any
+
     def __init__(
         self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
     ) -> None:
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
-        self._loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, counted(self._loader, self.batches_per_iteration), **kwargs)
+        loader = build(runner, dataloader, 'train_dataloader', endless=True)
+        super().__init__(runner, counted(loader, self.batches_per_iteration), **kwargs)
         self._batches: TrainingBatches | None = None
-        if isinstance(self._loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(runner, self._loader, self.batches_per_iteration)
+        self._adopt()
 
     @property
     def resumes_within_epoch(self) -> bool:
@@ -54,33 +61,55 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     def run(self) -> Any:
         """Train; returns the model."""
         check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
-        if self._batches is None:
-            return super().run()
-        if self._iter > 0:
-            self._batches.resume(lambda: Place(self._epoch))
-        prefetch_to_device(self._loader, self.runner.model, training=True)
+        if self._batches is not None:
+            if self._iter > 0:
+                self._batches.resume(lambda: Place(self._epoch))
+            prefetch_to_device(self._batches.loader, self.runner.model, training=True)
         try:
             return super().run()
         finally:
-            self._loader.close()
+            if self._batches is not None:
+                self._batches.loader.close()
 
     def run_epoch(self) -> None:
-        """What is left of an epoch."""
-        if self._batches is None:
-            super().run_epoch()
-            return
+        """Train on what is left of an epoch."""
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        while self._loader.place.epoch == self._epoch:
-            batch = next(self._batches)
-            self.run_iter(self._batches.number, batch)
-        self._batches.tell()
+        self._adopt()
+        if self._batches is None:
+            for number, batch in enumerate(self.dataloader):
+                self.run_iter(number, batch)
+        else:
+            loader = self._batches.loader
+            while loader.place.epoch == self._epoch:
+                batch = next(self._batches)
+                self.run_iter(self._batches.number, batch)
+            self._batches.tell()
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
-        """One iteration."""
+        """Train on one batch, or on those of one update."""
         if self._batches is None:
             super().run_iter(idx, data_batch)
         else:
             self._batches.step(self, idx, data_batch)
+
+    def _adopt(self) -> None:
+        """Use the loader that `dataloader` holds now; a hook may have put another one there."""
+        found, used = uncounted(self.dataloader), self._batches
+        if used is not None and used.loader is found:
+            return
+        self._batches = None
+        if used is not None:
+            used.loader.close()
+            self.dataloader = counted(found, self.batches_per_iteration)
+            self.runner.logger.info(
+                f'train_dataloader: replaced by a {type(found).__name__} in epoch {self._epoch + 1}'
+            )
+        if isinstance(found, PrefetchDataLoader):
+            self._batches = TrainingBatches(self.runner, found, self.batches_per_iteration)
+            if used is not None:
+                found.endless = True
+                found.seek(Place(self._epoch, processes=found.processes))
+                prefetch_to_device(found, self.runner.model, training=True)

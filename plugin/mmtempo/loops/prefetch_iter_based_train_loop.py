@@ -21,7 +21,10 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
 
     Workers are started when the loop is built, as by mmengine 0.10, and not when a checkpoint has
     been loaded. A hook that changes the data set later sets
-    `dataloader._iterator` to None, as mmdet's do. `fast_forward_on_resume` is of no use here.
+    `dataloader._iterator` to None, as mmdet's do; with `persistent_workers=False` workers start
+    with the first batch, and anew with each epoch of the sampler. A hook may put an iterator of
+    its choice into `dataloader_iterator`, as for stock's loop. `fast_forward_on_resume` has no
+    effect: nothing is skipped batch by batch.
 
     Example::
 
@@ -52,13 +55,13 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
         self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
     ) -> None:
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
-        self._loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, counted(self._loader, self.batches_per_iteration), **kwargs)
+        loader = build(runner, dataloader, 'train_dataloader', endless=True)
+        super().__init__(runner, counted(loader, self.batches_per_iteration), **kwargs)
         self._batches: TrainingBatches | None = None
-        if isinstance(self._loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(runner, self._loader, self.batches_per_iteration)
+        if isinstance(loader, PrefetchDataLoader):
+            self._batches = TrainingBatches(runner, loader, self.batches_per_iteration)
             self.dataloader_iterator = self._batches
-            self._loader.start_early()  # beside the checkpoint that may be loaded now
+            loader.start_early()  # while a checkpoint may be loaded
 
     def run(self) -> Any:
         """Train; returns the model."""
@@ -67,30 +70,39 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
             return super().run()
         self.runner.call_hook('before_train')
         self.runner.call_hook('before_train_epoch')
-        if self._iter > 0:
+        if self._iter > 0 and self._is_ours():
             self._batches.resume(self._place_by_count)
-        prefetch_to_device(self._loader, self.runner.model, training=True)
+        prefetch_to_device(self._batches.loader, self.runner.model, training=True)
         try:
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
-                self.run_iter(next(self._batches))
+                self.run_iter(next(self.dataloader_iterator))
                 self._decide_current_val_interval()
                 if self._is_to_be_evaluated():
                     self._batches.tell()
                     self.runner.val_loop.run()
             self._batches.tell()
         finally:
-            self._loader.close()
+            self._batches.loader.close()
         self.runner.call_hook('after_train_epoch')
         self.runner.call_hook('after_train')
         return self.runner.model
 
     def run_iter(self, data_batch: Any) -> None:
-        """One iteration."""
-        if self._batches is None:
-            super().run_iter(data_batch)
-        else:
+        """Train on one batch, or on those of one update."""
+        if self._batches is not None and self._is_ours():
             self._batches.step(self, self._iter, data_batch)
+            return
+        if self.batches_per_iteration > 1:
+            raise ValueError(
+                "train_cfg.count='updates' needs the loop's own dataloader_iterator, found a "
+                f'{type(self.dataloader_iterator).__name__}, which a hook has put there; change '
+                "it, or use train_cfg.count='iterations'"
+            )
+        super().run_iter(data_batch)
+
+    def _is_ours(self) -> bool:
+        return self.dataloader_iterator is self._batches
 
     def _is_to_be_evaluated(self) -> bool:
         if self.runner.val_loop is None or self._iter < self.val_begin:

@@ -7,7 +7,7 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import TestLoop
 
-from .prefetching import build, prefetch_to_device
+from .prefetching import build, evaluate, prefetch_to_device
 
 
 @LOOPS.register_module()
@@ -31,4 +31,11 @@ class PrefetchTestLoop(TestLoop):
     def run(self) -> dict:
         """Evaluate; returns the metrics."""
         prefetch_to_device(self.dataloader, self.runner.model, training=False)
-        return super().run()
+        runner = self.runner
+        runner.call_hook('before_test')
+        runner.call_hook('before_test_epoch')
+        samples = len(self.dataloader.dataset)
+        metrics = evaluate(self, getattr(self, 'test_loss', {}), 'test', samples)
+        runner.call_hook('after_test_epoch', metrics=metrics)
+        runner.call_hook('after_test')
+        return metrics

@@ -9,7 +9,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import ValLoop
 
 from .evaluation_subset import EvaluationSubset, check_subset, tell_hooks
-from .prefetching import build, prefetch_to_device
+from .prefetching import build, evaluate, prefetch_to_device
 
 
 @LOOPS.register_module()
@@ -58,26 +58,21 @@ class PrefetchValLoop(ValLoop):
         """Evaluate; returns the metrics."""
         prefetch_to_device(self.dataloader, self.runner.model, training=False)
         if self._subset is None:
-            return super().run()
+            return self._run(True, len(self.dataloader.dataset))
         is_full = self._subset.is_full(self.runner)
         samples = len(self.dataloader.dataset) if is_full else self._subset.size
         with contextlib.nullcontext() if is_full else self._subset.given(self.runner):
             return self._run(is_full, samples)
 
     def _run(self, is_full: bool, samples: int) -> dict:
-        """Stock's `run`, which knows no other number of samples than that of the data set."""
+        """As stock's `run`, which iterates over the loader and knows one number of samples."""
         runner = self.runner
         runner.call_hook('before_val')
         runner.call_hook('before_val_epoch')
-        runner.model.eval()
-        losses = getattr(self, 'val_loss', {})  # not in each of the stacks
-        losses.clear()
-        for number, batch in enumerate(self.dataloader):
-            self.run_iter(number, batch)
-        metrics = self.evaluator.evaluate(samples)
-        if losses:
-            means = {name: history.mean() for name, history in losses.items()}
-            metrics.update(means, val_loss=sum(means[name] for name in means if 'loss' in name))
-        metrics = tell_hooks(runner, metrics, is_full)
+        metrics = evaluate(self, getattr(self, 'val_loss', {}), 'val', samples)
+        if self._subset is None:
+            runner.call_hook('after_val_epoch', metrics=metrics)
+        else:
+            metrics = tell_hooks(runner, metrics, is_full)
         runner.call_hook('after_val')
         return metrics

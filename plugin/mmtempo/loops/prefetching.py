@@ -46,6 +46,29 @@ def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
         loader.stage_with(functools.partial(DevicePrefetcher, stage=stage, side=side))
 
 
+def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dict:
+    """Run the model over all batches of an evaluation loop; returns the metrics.
+
+    Args:
+        loop: The loop, with its evaluator and `run_iter`.
+        losses: Where the loop collects losses of the model; not each stack does.
+        stage: 'val' or 'test'.
+        samples: How many samples the metrics are over.
+    """
+    loop.runner.model.eval()
+    losses.clear()
+    loader = loop.dataloader
+    is_ours = isinstance(loader, PrefetchDataLoader)
+    for number, batch in enumerate(loader.batches() if is_ours else loader):
+        loop.run_iter(number, batch)
+    metrics = loop.evaluator.evaluate(samples)
+    if losses:
+        means = {name: history.mean() for name, history in losses.items()}
+        total = sum(means[name] for name in means if 'loss' in name)
+        metrics.update(means, **{f'{stage}_loss': total})
+    return metrics
+
+
 @functools.cache
 def _side_stream(device: torch.device) -> SideStream:
     """One for all loops: the allocator keeps the memory of each stream for that."""
@@ -70,15 +93,18 @@ class TrainingBatches(Iterator):
         runner: Of the training.
         loader: Of the training.
         per_iteration: Batches of an iteration. Defaults to 1.
+
+    Attributes:
+        loader: The loader.
     """
 
     def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
-        self._runner, self._loader, self._per_iteration = runner, loader, per_iteration
+        self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
         self._told = 0
 
     def __next__(self) -> Any:
         try:
-            return self._loader.take()
+            return self.loader.take()
         except LoaderError as error:
             save_before_the_end(self._runner, error)
             raise
@@ -86,8 +112,8 @@ class TrainingBatches(Iterator):
     @property
     def number(self) -> int:
         """Of the iteration that begins with the batch which came last, within its epoch."""
-        length, most = len(self._loader), self._per_iteration
-        left = length - (self._loader.place.batches or length) + 1
+        length, most = len(self.loader), self._per_iteration
+        left = length - (self.loader.place.batches or length) + 1
         return -(-length // most) - -(-left // most)
 
     def resume(self, by_count: Callable[[], Place]) -> None:
@@ -109,17 +135,17 @@ class TrainingBatches(Iterator):
             # What the run has restored; where each process has its own, the order has another.
             differs = self._runner._randomness_cfg.get('diff_rank_seed', False)
             seed = None if differs else self._runner.seed
-        self._loader.seek(place, seed)
-        place = self._loader.place
+        self.loader.seek(place, seed)
+        place = self.loader.place
         self._runner.logger.info(
-            f'{self._loader.name}: goes on in epoch {place.epoch + 1} behind {place.samples} '
+            f'{self.loader.name}: goes on in epoch {place.epoch + 1} behind {place.samples} '
             f'samples{how}'
         )
 
     def _note(self) -> None:
         """A checkpoint of this iteration is behind the batch that it was given."""
-        place: dict[str, Any] = self._loader.place.as_dict()
-        place.update(seed=self._loader.seed, iter=self._runner.iter + 1)
+        place: dict[str, Any] = self.loader.place.as_dict()
+        place.update(seed=self.loader.seed, iter=self._runner.iter + 1)
         place.update(per_iteration=samples_of_iteration(self._runner.train_loop))
         self._runner.message_hub.update_info(PLACE, place)
 
@@ -143,7 +169,7 @@ class TrainingBatches(Iterator):
 
     def _update_with(self, batch: Any) -> dict[str, Any]:
         """Train on a batch and those that follow it, up to an update; what is to be logged."""
-        runner, loader, means = self._runner, self._loader, LogMeans()
+        runner, loader, means = self._runner, self.loader, LogMeans()
         usual = self._per_iteration * (loader.batch_size or self._samples)
         runner.optim_wrapper.begin_update(runner.iter, usual)
         for left in reversed(range(self._per_iteration)):
@@ -162,12 +188,12 @@ class TrainingBatches(Iterator):
     @property
     def _samples(self) -> int:
         """Of the batch that came last."""
-        assert self._loader.delivery is not None
-        return len(self._loader.delivery.samples)
+        assert self.loader.delivery is not None
+        return len(self.loader.delivery.samples)
 
     def tell(self) -> None:
         """What the loader has to say of itself, for the log."""
-        waiting, name = self._loader.waiting, self._loader.name
+        waiting, name = self.loader.waiting, self.loader.name
         if waiting.batches == self._told:
             return
         self._told = waiting.batches
@@ -175,8 +201,8 @@ class TrainingBatches(Iterator):
             f'{name}: {waiting.starved} of {waiting.batches} batches were late, the training has '
             f'waited {waiting.seconds:.1f} s for them'
         ]
-        if hasattr(self._loader.dataset, 'describe'):
-            lines.append(f'{name}: {self._loader.dataset.describe()}')
+        if hasattr(self.loader.dataset, 'describe'):
+            lines.append(f'{name}: {self.loader.dataset.describe()}')
         for line in lines:
             self._runner.logger.info(line)
 
