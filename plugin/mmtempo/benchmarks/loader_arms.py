@@ -16,7 +16,7 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from ..loaders import build_prefetch_dataloader
+from ..loaders import build_prefetch_dataloader, stack_collate
 from ..seg import transforms as fast
 
 _names = itertools.count()
@@ -119,7 +119,8 @@ def _mmengine(dataset: Any, workers: int) -> Stream:
 
 
 def _mmtempo(dataset: Any, workers: int) -> Stream:
-    loader = build_prefetch_dataloader(_config(dataset, workers), seed=SEED, endless=True)
+    cfg = {**_config(dataset, workers), 'collate_fn': stack_collate}  # as for mmseg's models
+    loader = build_prefetch_dataloader(cfg, seed=SEED, endless=True)
     return Stream(loader.take, loader.close, loader.dataset)
 
 

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from rich.table import Table
 
-from ..loaders import Place, build_prefetch_dataloader
+from ..loaders import Place, build_prefetch_dataloader, stack_collate
 from .checkpoint import take_rounds
 from .harness import Report, Timing, ratio
 from .loader_pictures import write_pictures
@@ -94,7 +94,8 @@ def resume_stock(config: dict, iteration: int) -> Resumed:
 
 def resume_ours(config: dict, iteration: int) -> Resumed:
     """As `PrefetchIterBasedTrainLoop.run` does it."""
-    loader = build_prefetch_dataloader(config, seed=SEED, endless=True)
+    cfg = {**config, 'collate_fn': stack_collate}  # as for mmseg's models
+    loader = build_prefetch_dataloader(cfg, seed=SEED, endless=True)
     loader.start_early()  # as the loop's constructor does, and that of mmengine 0.10
     place = Place(0, iteration, iteration * BATCH)
     try:

@@ -42,6 +42,8 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
             not pin is pinned for that. Defaults to True.
     """
 
+    takes_stacked_inputs = True
+
     def __init__(
         self,
         mean: Sequence[float] = (123.675, 116.28, 103.53),

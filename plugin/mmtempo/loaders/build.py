@@ -30,6 +30,7 @@ from .prefetch_dataloader import PrefetchDataLoader
 from .preflight import check_sample_bytes, count_segments, plan_loader
 from .resumable_infinite_sampler import ResumableInfiniteSampler
 from .stack_collate import stack_collate
+from .stacked_inputs import takes_stacked_inputs
 from .worker import WorkerStart
 
 TIMEOUT = 600.0
@@ -48,6 +49,7 @@ def build_prefetch_dataloader(
     diff_rank_seed: bool = False,
     endless: bool = False,
     name: str = 'dataloader',
+    model: Any = None,
 ) -> PrefetchDataLoader:
     """Build what a stock dataloader dict describes; what it leaves open is chosen, and said.
 
@@ -58,7 +60,8 @@ def build_prefetch_dataloader(
     prefetch_factor         2, less where shared memory is small
     pin_memory              True with an accelerator
     persistent_workers      True with workers
-    collate_fn              `stack_collate` where there are data samples, else stock's
+    collate_fn              `stack_collate` where `model` is known to take stacked inputs and
+                            there are data samples, else stock's `pseudo_collate`
     timeout                 600 seconds without a batch are an error
     ======================  ==========================================================
 
@@ -71,6 +74,8 @@ def build_prefetch_dataloader(
             another one. Defaults to False.
         endless: Whether epoch follows on epoch, as in training. Defaults to False.
         name: The config's key, for messages. Defaults to 'dataloader'.
+        model: The model that takes the batches, for the default of `collate_fn`. Defaults to None:
+            unknown, so that batches are lists.
     """
     _check_keys(cfg, name)
     # What is built already is used as it is.
@@ -86,7 +91,8 @@ def build_prefetch_dataloader(
     start = WorkerStart(
         _function(cfg.pop('worker_init_fn', None), f'{name}.worker_init_fn'), only_first_warns
     )
-    collate_fn = _function(cfg.pop('collate_fn', collate), f'{name}.collate_fn')
+    default = stack_data_samples if takes_stacked_inputs(model) else pseudo_collate
+    collate_fn = _function(cfg.pop('collate_fn', default), f'{name}.collate_fn')
     context = cfg.pop('multiprocessing_context', None)
     batch_size = getattr(batch_sampler, 'batch_size', None) or 1
     if hasattr(sampler, 'check_batch_size'):
@@ -137,8 +143,8 @@ def build_prefetch_dataloader(
     return loader
 
 
-def collate(data_batch: Sequence[Any]) -> Any:
-    """Stacked, but for models of one's own, which may expect the lists of `pseudo_collate`."""
+def stack_data_samples(data_batch: Sequence[Any]) -> Any:
+    """Stack samples that have a `data_samples` element; collate any others as stock does."""
     first = data_batch[0]
     if isinstance(first, dict) and isinstance(first.get('data_samples'), BaseDataElement):
         return stack_collate(data_batch)

@@ -31,6 +31,7 @@ def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any
         diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False),
         endless=endless,
         name=name,
+        model=runner.model,
     )
 
 

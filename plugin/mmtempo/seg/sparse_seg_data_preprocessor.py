@@ -38,6 +38,8 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         kwargs: Those of mmseg's `SegDataPreProcessor`.
     """
 
+    takes_stacked_inputs = True
+
     def __init__(self, *args: Any, non_blocking: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # Stock has no argument for it.
