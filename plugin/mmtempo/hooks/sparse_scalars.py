@@ -63,6 +63,10 @@ class SparseScalars:
         # Not by update_info: a checkpoint would name the key, and stock complain of it.
         hub.runtime_info[KEY] = self
 
+    def __reduce__(self) -> tuple[type, tuple]:
+        # A copy of the hub, as a user's hook makes one, belongs to no training: None stands there.
+        return type(None), ()
+
     @staticmethod
     def of(hub: MessageHub) -> SparseScalars | None:
         """The one that a hub's training uses, if any."""

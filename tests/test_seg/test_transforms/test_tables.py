@@ -69,29 +69,27 @@ def test_contrast_is_multiplied(part: tuple, looked_up: list[np.ndarray]) -> Non
     assert len(looked_up) < 2 * len(factors) / 10
 
 
-def test_what_is_nearly_a_whole_number_is_looked_up(looked_up: list[np.ndarray]) -> None:
-    for number in range(3, 256, 4):
-        factor = (200 - tables.ASIDE) / number
+def test_product_just_below_a_whole_number_is_truncated(looked_up: list[np.ndarray]) -> None:
+    """OpenCV rounds 163 * 1.23926... = 201.99994 up."""
+    factor = 1.2392635793983016
+    check(multiplying(factor, partial(product, factor)), product(factor), IMAGE.copy())
+    assert product(factor)[163] == 201
+    assert len(looked_up) == 2
+
+
+@pytest.mark.parametrize('limits', [(0.5, 1.5), (0.0, 5.0), (0.0, 300.0)])
+def test_products_of_any_factor(limits: tuple[float, float], looked_up: list[np.ndarray]) -> None:
+    factors = np.random.default_rng(0).uniform(*limits, 3000).tolist()
+    for factor in factors:
         check(multiplying(factor, partial(product, factor)), product(factor), IMAGE.copy())
+    assert 0 < len(looked_up) < 2 * len(factors) / 20
+
+
+def test_sum_near_a_whole_number_is_looked_up(looked_up: list[np.ndarray]) -> None:
+    for number in range(3, 256, 4):
         for beta in (float(number), number + 1e-6, number - 1e-6, -number - 1e-6):
             check(adding(beta, partial(sums, beta)), sums(beta), IMAGE.copy())
-    assert len(looked_up) == 64 * 5 * 2
-
-
-def test_multiples_near_whole_numbers_are_seen() -> None:
-    """By its continued fraction as by all the multiples."""
-    generator = np.random.default_rng(3)
-    factors = [*generator.uniform(0, 9, 500), *generator.uniform(0, 0.01, 100), 0.0, 1.0, 255.5]
-    factors += (generator.integers(1, 300, 500) / generator.integers(1, 300, 500)).tolist()
-    seen = []
-    for factor in np.float32(factors).tolist():
-        for most in (1, 7, 255):
-            places = np.arange(1, most + 1) * factor
-            for distance in (1e-4, 1e-2):
-                is_far = bool(np.abs(places - np.rint(places)).min() > distance)
-                assert tables._is_far_from_whole(factor, most, distance) == is_far
-                seen.append(is_far)
-    assert 0.2 < np.mean(seen) < 0.8
+    assert len(looked_up) == 64 * 4 * 2
 
 
 def test_below_zero_is_looked_up(looked_up: list[np.ndarray]) -> None:
@@ -99,8 +97,7 @@ def test_below_zero_is_looked_up(looked_up: list[np.ndarray]) -> None:
     assert looked_up
 
 
-def test_tables_are_made_for_looking_up_only() -> None:
-    multiplying(1.2345, pytest.fail)
+def test_table_of_sums_is_made_for_looking_up_only() -> None:
     adding(-3.2, pytest.fail)
 
 
