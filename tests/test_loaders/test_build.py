@@ -70,6 +70,7 @@ def cfg(**changes: Any) -> dict[str, Any]:
         dict(sampler=dict(type='DefaultSampler', shuffle=False), num_workers=1),
         dict(batch_sampler=dict(type='OddsThenEvens', drop_last=False)),
         dict(num_batch_per_epoch=2),
+        dict(sampler=None),
         dict(collate_fn=dict(type='numbers_only', times=2)),
         dict(collate_fn=numbers_only, persistent_workers=True, num_workers=1),
         dict(collate_fn=dict(type='default_collate')),

@@ -87,7 +87,9 @@ class SparseScalars:
             source: Gives, by key, those that have come since it was asked last; a method, whose
                 object is not kept for it.
         """
-        self._sources.append(weakref.WeakMethod(source))
+        known = weakref.WeakMethod(source)
+        if known not in self._sources:
+            self._sources.append(known)
         for key in keys:
             self._later.add(key)
             self._feed(key)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from mmengine.hooks import IterTimerHook, LoggerHook
+from mmengine.logging import HistoryBuffer
 from mmengine.registry import HOOKS
 from torch import nn
 
@@ -15,7 +16,7 @@ from .sparse_scalars import SparseScalars
 from .stage_window import modules_of
 from .training_monitor import TrainingMonitor
 
-TIMES = 'train/time', 'train/data_time'
+TIME, DATA_TIME = 'train/time', 'train/data_time'
 
 
 @HOOKS.register_module()
@@ -82,7 +83,7 @@ class ThroughputMonitorHook(IterTimerHook):
         self._is_complete = False
         self._loggers: list[LoggerHook] = []
         self._scalars: SparseScalars | None = None
-        self._is_known = False  # to the scalars
+        self._is_known = self._is_ordered = False  # the keys to the scalars, and to the hub
 
     def check_model(self, model: nn.Module) -> None:
         """Raise, naming the config's key, where a part that it is to measure is not there."""
@@ -94,6 +95,7 @@ class ThroughputMonitorHook(IterTimerHook):
         self._timed_at, self._moments = time.perf_counter(), []
         self._loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self._scalars, self._is_known = SparseScalars.of(runner.message_hub), False
+        self._is_ordered = False
         self._finish(runner)  # of a training that has failed, begun again by hand
         try:
             self._monitor = TrainingMonitor(runner, self.options)
@@ -106,11 +108,6 @@ class ThroughputMonitorHook(IterTimerHook):
                 f'ThroughputMonitorHook cannot watch this training ({type(error).__name__}: '
                 f'{error}); it does what IterTimerHook does.'
             )
-
-    def get_triggered_stages(self) -> list:
-        """Those at which it has something to do."""
-        found = super().get_triggered_stages()
-        return [stage for stage in found if stage != 'before_train_iter' or self._monitor is None]
 
     def before_val(self, runner: Any) -> None:
         self._paused_at = time.perf_counter()
@@ -128,6 +125,13 @@ class ThroughputMonitorHook(IterTimerHook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._monitor is None:
             super().before_train_iter(runner, batch_idx, data_batch)
+        elif not self._is_ordered:
+            # Here, so that rows of the log have the order of `IterTimerHook`'s keys.
+            self._is_ordered = True
+            if self._scalars is None:
+                runner.message_hub.log_scalars.setdefault(DATA_TIME, HistoryBuffer())
+            else:
+                self._scalars.note_later([DATA_TIME], self._since)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -145,7 +149,7 @@ class ThroughputMonitorHook(IterTimerHook):
                 runner.message_hub.update_scalar(key, *values)
         elif not self._is_known:
             self._is_known = True
-            self._scalars.note_later(TIMES, self._since)
+            self._scalars.note_later([TIME], self._since)
         writers = [hook for hook in self._loggers if writes_line(hook, runner, batch_idx)]
         if writers:
             self._gather()
@@ -170,7 +174,7 @@ class ThroughputMonitorHook(IterTimerHook):
         took = [end - start for start, end in zip([self._timed_at, *ends], ends)]
         self.time_sec_tot += ends[-1] - self._timed_at
         self._timed_at = ends[-1]
-        return dict(zip(TIMES, (took, waited)))
+        return {TIME: took, DATA_TIME: waited}
 
     def _set_eta(self, runner: Any) -> None:
         done = runner.iter + 1

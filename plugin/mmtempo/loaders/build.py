@@ -19,7 +19,13 @@ from mmengine.dist import get_dist_info, sync_random_seed
 from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS
 from mmengine.structures import BaseDataElement
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+)
 
 from ..core.device import current_device_index
 from ..core.host_limits import Limits
@@ -205,6 +211,8 @@ def _build_dataset(cfg: dict, name: str, processes: int) -> Any:
 
 def _build_sampler(cfg: dict, dataset: Any, seed: int | None) -> Any:
     sampler = cfg.pop('sampler')
+    if sampler is None:  # torch's default
+        return SequentialSampler(dataset)
     if not isinstance(sampler, dict):
         return sampler
     kind = sampler.get('type')
