@@ -145,8 +145,8 @@ def test_the_log_says_what_a_save_has_cost() -> None:
     )
     assert list(describe(save, waited=0.1)) == [
         'The process that writes checkpoints had died, and was started again.',
-        'The process that writes checkpoints ended with exit code -9: the training process has '
-        'written this one.',
+        'The process that writes checkpoints ended with exit code -9: the training process took '
+        'over this save.',
         'Saved iter_4.pth, best.pth: 600 MB, copied in 50 ms, written and synced in 2.00 s '
         '(300 MB/s). It held the training up for 105 ms: 2 to begin, 3 until it was copied, 100 '
         'for the save before.',

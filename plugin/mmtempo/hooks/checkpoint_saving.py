@@ -285,8 +285,8 @@ def describe(save: Save, waited: float) -> Iterator[str]:
         yield 'The process that writes checkpoints had died, and was started again.'
     if save.fallback is not None:
         yield (
-            f'The process that writes checkpoints {save.fallback}: the training process has '
-            'written this one.'
+            f'The process that writes checkpoints {save.fallback}: the training process took over '
+            'this save.'
         )
     if save.error is None:
         names = ', '.join(osp.basename(path) for path in save.paths)
