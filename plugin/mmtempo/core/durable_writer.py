@@ -47,7 +47,7 @@ class Save:
         written: Bytes of the files; while they are written, of the current one so far.
         seconds: What writing and syncing took.
         restarts: How many times the writer process was started again before this save.
-        fallback: Why the training's own process has written it; None where the writer has.
+        fallback: Why the training process took over this save; None if the writer did it.
         kept: Old files that could not be removed, and why.
         error: Why it failed; None where it did not.
         reports: How many times there was progress.
@@ -71,7 +71,11 @@ class Save:
         return self._done.is_set()
 
     def report(self, size: int) -> None:
-        """Note some progress: the current file has so many bytes."""
+        """Note progress.
+
+        Args:
+            size: Bytes of the current file that are written.
+        """
         self.reports, self.written = self.reports + 1, size
 
     def end(self, error: BaseException | None = None) -> None:
@@ -82,7 +86,7 @@ class Save:
 
 
 class DurableWriter:
-    """Takes a snapshot and has it written by a process of its own; one save at a time.
+    """Takes a snapshot and has it written by another process; one save at a time.
 
     ::
 
@@ -91,8 +95,8 @@ class DurableWriter:
         writer.wait()     until nothing is on its way
         writer.close()    waits as well; the end of the interpreter does it too
 
-    Files are written beside their place, synced and renamed, one after the other; then the
-    marker in the same way; what is to be removed goes last, when all that is durable.
+    Each file is written under a temporary name, synced and renamed; then the marker in the same
+    way. Removals come last, when all of that is durable.
 
     The process is started here, and replaced by `save` if it has died, both of which belong in
     the main thread: see `WriterClient`. If it dies during a save, this process writes the files.
@@ -268,7 +272,7 @@ class _Worker:
         """Until `has_ended`; without progress, first without the process, then not at all.
 
         Args:
-            has_ended: Waits for so many seconds at most.
+            has_ended: Waits for at most the given seconds.
             save: Whose progress counts.
         """
         limit = StallLimit(self._timeout + self._area.size / SLOWEST)
@@ -339,7 +343,7 @@ class _Worker:
             try:
                 return process.ask(job, save.report)
             except DEAD:
-                process.kill()  # it does not write beside this one
+                process.kill()  # two processes must not write the same files
                 self._stop_process()
             finally:
                 self._asked = None
