@@ -146,12 +146,14 @@ def test_only_stock_that_syncs_waits_for_the_disk(
 def test_the_thread_has_no_process(
     arms: dict[str, Arm], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    arm = Arm('ours, by a thread', TINY, str(tmp_path))
+
     def no_process() -> None:
         raise AssertionError('a process was started')
 
-    monkeypatch.setattr(durable_writer, '_start_process', no_process)
-    arm = Arm('ours, by a thread', TINY, str(tmp_path))
+    monkeypatch.setattr(durable_writer, 'WriterClient', no_process)
     arm.run(nothing)
+    assert arm.hook._saving._writer._worker._process is None
     assert files(arm) == ['iter_1000.pth']
     arm.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -21,7 +22,7 @@ import pytest
 import torch
 
 import mmtempo
-from mmtempo.core import durable_writer, writer_process
+from mmtempo.core import durable_writer, writer_client, writer_process
 from mmtempo.core.archive import check_archive
 from mmtempo.core.durable_writer import DurableWriter, WriterDied
 from mmtempo.core.snapshot import Snapshot
@@ -134,10 +135,12 @@ def test_a_larger_state_is_seen_by_the_process(writer: DurableWriter, tmp_path: 
 def test_a_process_that_was_killed_while_idle(writer: DurableWriter, tmp_path: Path) -> None:
     save(writer, tmp_path / 'a')
     writer.wait()
-    os.kill(process_of(writer), signal.SIGKILL)
+    pid = process_of(writer)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     done = save(writer, tmp_path / 'b', 2)
     writer.wait()
-    assert (done.error, done.restarts) == (None, 1)
+    assert (done.error, done.restarts, done.fallback) == (None, 1, None)
     assert is_value(tmp_path / 'b', 2)
     done = save(writer, tmp_path / 'c')
     writer.wait()
@@ -151,8 +154,12 @@ def test_a_process_that_was_killed_with_a_job(writer: DurableWriter, tmp_path: P
     done = save(writer, tmp_path / 'b', 2)
     os.kill(process_of(writer), signal.SIGKILL)
     writer.wait()
-    assert (done.error, done.restarts) == (None, 1)
+    assert (done.error, done.restarts, done.fallback) == (None, 0, 'ended with exit code -9')
     assert is_value(tmp_path / 'b', 2)
+    done = save(writer, tmp_path / 'c', 3)  # which has a new process
+    writer.wait()
+    assert (done.error, done.restarts, done.fallback) == (None, 1, None)
+    assert is_value(tmp_path / 'c', 3)
 
 
 DYING = """
@@ -168,50 +175,156 @@ runpy.run_path({path!r}, run_name='__main__')
 
 
 @pytest.fixture
-def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
-    """Lets the first processes kill themselves when they come to a step."""
+def dying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int, str], DurableWriter]]:
+    """Makes a writer whose first processes kill themselves when they come to a step."""
+    made: list[DurableWriter] = []
 
-    def prepare(times: int, step: str) -> None:
+    def prepare(times: int, step: str) -> DurableWriter:
         count, script = tmp_path / 'count', tmp_path / 'script.py'
         count.write_text(str(times))
         path = writer_process.__file__
         script.write_text(DYING.format(count=str(count), step=step, path=path))
-        module = SimpleNamespace(__file__=str(script), temporary_of=writer_process.temporary_of)
-        monkeypatch.setattr(durable_writer, 'writer_process', module)
+        monkeypatch.setattr(writer_client, 'writer_process', SimpleNamespace(__file__=str(script)))
+        made.append(DurableWriter())
+        return made[-1]
 
-    return prepare
+    yield prepare
+    for writer in made:
+        writer.close()
 
 
 @pytest.mark.parametrize('step', ['fsync', 'replace', 'remove'])
 def test_a_process_that_was_killed_while_writing(
-    step: str, dying: Callable, writer: DurableWriter, tmp_path: Path
+    step: str, dying: Callable[[int, str], DurableWriter], tmp_path: Path
 ) -> None:
-    dying(1, step)
+    writer = dying(1, step)
     folder = tmp_path / 'work'
     folder.mkdir()
     (folder / 'old').touch()
     marker = (str(folder / 'marker'), 'a')
     done = save(writer, folder / 'a', marker=marker, remove=[str(folder / 'old')])
     writer.wait()
-    assert (done.error, done.restarts) == (None, 1)
+    assert (done.error, done.restarts, done.fallback) == (None, 0, 'ended with exit code -9')
     assert sorted(os.listdir(folder)) == ['a', 'marker']
     assert is_value(folder / 'a', 1)
 
 
-def test_killed_each_time(dying: Callable, writer: DurableWriter, tmp_path: Path) -> None:
-    dying(2, 'fsync')
+def test_killed_each_time(dying: Callable[[int, str], DurableWriter], tmp_path: Path) -> None:
+    """And this process cannot write either: nothing of the save is there."""
+    writer = dying(2, 'fsync')
     folder = tmp_path / 'work'
     folder.mkdir()
     (folder / 'old').touch()
-    done = save(writer, folder / 'a', remove=[str(folder / 'old')])
-    writer.wait()
-    assert isinstance(done.error, WriterDied)
-    assert 'exit code -9' in str(done.error)
-    assert os.listdir(folder) == ['old']  # and nothing half
+    for _ in range(2):
+        with fails_to_sync():
+            done = save(writer, folder / 'a', remove=[str(folder / 'old')])
+            writer.wait()
+        assert isinstance(done.error, OSError)
+        assert done.error.errno == errno.EIO
+        assert done.fallback == 'ended with exit code -9'
+        assert os.listdir(folder) == ['old']  # and nothing half
     done = save(writer, folder / 'a', 3)  # the third one lives
     writer.wait()
-    assert done.error is None
+    assert (done.error, done.fallback) == (None, None)
     assert is_value(folder / 'a', 3)
+
+
+def test_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, 'executable', str(tmp_path / 'no python'))
+        writer = DurableWriter()
+        done = save(writer, tmp_path / 'a')
+        writer.wait()
+    assert done.error is None
+    assert done.fallback is not None
+    assert done.fallback.startswith('could not be started ([Errno 2]')
+    assert is_value(tmp_path / 'a', 1)
+    done = save(writer, tmp_path / 'b', 2)
+    writer.close()
+    assert (done.error, done.restarts, done.fallback) == (None, 0, None)
+    assert is_value(tmp_path / 'b', 2)
+
+
+def stop_process(writer: DurableWriter) -> None:
+    """As a process that waits for a disk."""
+    os.kill(process_of(writer), signal.SIGSTOP)
+
+
+def test_process_without_progress_is_replaced_by_this_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    writer = DurableWriter(timeout=0.2, warn=said.append)
+    stop_process(writer)
+    done = save(writer, tmp_path / 'a')
+    writer.wait()
+    assert (done.error, done.fallback) == (None, 'ended with exit code -9')
+    assert is_value(tmp_path / 'a', 1)
+    assert said[-1] == (
+        'checkpoint writer: no progress for 0 s (a: 0 MB written); its process is killed, and the '
+        'training process writes the files.'
+    )
+    assert {line.partition(' since')[0] for line in said[:-1]} <= {'checkpoint writer: waiting'}
+    writer.close()
+
+
+def test_close_without_progress(tmp_path: Path) -> None:
+    """The same, where it is the end that waits."""
+    before = left()
+    writer = DurableWriter(timeout=0.2, warn=lambda line: None)
+    stop_process(writer)
+    done = save(writer, tmp_path / 'a')
+    writer.close()
+    assert (done.error, done.fallback) == (None, 'ended with exit code -9')
+    assert is_value(tmp_path / 'a', 1)
+    assert left() == before
+
+
+def test_no_progress_at_all_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every later one, until the disk answers."""
+    go = threading.Event()
+    fsync = os.fsync
+
+    def waiting(file: int) -> None:
+        go.wait()
+        fsync(file)
+
+    monkeypatch.setattr(os, 'fsync', waiting)  # of this process
+    writer = DurableWriter(timeout=0.2, warn=lambda line: None)
+    stop_process(writer)
+    done = save(writer, tmp_path / 'a')
+    writer.wait()
+    assert isinstance(done.error, TimeoutError)
+    assert 'no progress for 0 s (a: 0 MB written)' in str(done.error)
+    with pytest.raises(TimeoutError, match='an earlier save is still stuck'):
+        save(writer, tmp_path / 'b')
+    go.set()
+    assert writer._worker._idle.wait(LONG)
+    done = save(writer, tmp_path / 'b', 2)
+    writer.close()
+    assert done.error is None
+    assert is_value(tmp_path / 'b', 2)
+
+
+def test_progress_is_reported(
+    writer: DurableWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    report = durable_writer.Save.report
+
+    def noting(self: durable_writer.Save, size: int) -> None:
+        sizes.append(size)
+        report(self, size)
+
+    monkeypatch.setattr(durable_writer.Save, 'report', noting)
+    large = torch.zeros(2 * writer_process.PART + 1000, dtype=torch.uint8)
+    large[[0, writer_process.PART - 1, writer_process.PART, -1]] = 7
+    done = writer.save([(str(tmp_path / 'a'), dict(value=large))])
+    writer.wait()
+    assert done.error is None
+    assert [size // writer_process.PART for size in sizes] == [1, 2, 2, 0]  # and synced
+    assert torch.equal(load(tmp_path / 'a')['value'], large)
+    assert done.written == os.path.getsize(tmp_path / 'a')
 
 
 def test_signals_are_for_the_training(writer: DurableWriter, tmp_path: Path) -> None:
@@ -224,6 +337,18 @@ def test_signals_are_for_the_training(writer: DurableWriter, tmp_path: Path) -> 
     done = save(writer, tmp_path / 'b')
     writer.wait()
     assert (done.error, done.restarts) == (None, 0)
+
+
+@contextlib.contextmanager
+def fails_to_sync() -> Iterator[None]:
+    """In this process."""
+
+    def failing(file: int) -> None:
+        raise OSError(errno.EIO, 'no disk')
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, 'fsync', failing)
+        yield
 
 
 def limited(writer: DurableWriter, folder: Path) -> Path:
@@ -351,7 +476,7 @@ def test_close_leaves_nothing(way: str, tmp_path: Path) -> None:
 
 @forks
 def test_close_does_not_wait_for_data_loaders(tmp_path: Path) -> None:
-    """A process that was forked has the writer's pipe open for as long as it lives."""
+    """A process that was forked lives on, without the writer's pipes."""
     writer = DurableWriter()
     save(writer, tmp_path / 'a')
     writer.wait()

@@ -50,7 +50,7 @@ def test_needs_little_but_the_standard_library() -> None:
     with open(writer_process.__file__) as file:
         tree = ast.parse(file.read())
     names = {
-        name.name if isinstance(node, ast.Import) else str(node.module)
+        (name.name if isinstance(node, ast.Import) else str(node.module)).partition('.')[0]
         for node in ast.walk(tree)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in node.names

@@ -19,7 +19,7 @@ from mmengine.registry import HOOKS, METRICS
 from mmengine.runner import Runner
 
 from mmtempo import launch
-from mmtempo.core import durable_writer, writer_process
+from mmtempo.core import writer_process
 from mmtempo.core.archive import check_archive
 from mmtempo.core.writer_process import TEMPORARY
 from mmtempo.hooks import checkpoint_content
@@ -127,7 +127,7 @@ def with_writer(
         WRITER_TAKES_ALL=str(takes_all),
         WRITER_DELAY=str(delay),
     )
-    durable_writer.writer_process.__file__ = str(Path(__file__).parent / 'killing_writer.py')
+    writer_process.__file__ = str(Path(__file__).parent / 'killing_writer.py')
 
 
 def resumed_at(text: str) -> int:

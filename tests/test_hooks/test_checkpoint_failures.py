@@ -95,6 +95,7 @@ class MeddlingHook(Hook):
     def kill_writer(self) -> None:
         (writer,) = forks.children_of(os.getpid())
         os.kill(writer, signal.SIGKILL)
+        os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)
 
     def signal(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -278,6 +279,7 @@ def test_a_writer_that_is_killed_while_it_writes(
     text = forks.run(
         train_and_kill, tmp_path / 'log', work=str(work), killed=[step, 60], **meddling({})
     )
+    assert text.count('ended with exit code -9: the training process took over this save') == 2
     assert text.count('had died, and was started again') == 2
     assert ' failed: ' not in text
     assert steps(work) == [21, 24]
@@ -285,13 +287,31 @@ def test_a_writer_that_is_killed_while_it_writes(
     assert_same(marked(work), undisturbed)
 
 
-def test_a_writer_that_is_killed_again(undisturbed: Path, tmp_path: Path) -> None:
+def test_writer_killed_during_each_of_two_saves(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
-    # The first save takes eight steps; two in the second one, one a process.
+    # The first save takes eight steps; the training process takes none that are counted.
     text = forks.run(
         train_and_kill, tmp_path / 'log', work=str(work), killed=[10, 12], **meddling({})
     )
-    assert_went_on(text, work, undisturbed, 'the writing process ended with exit code -9')
+    for name in ('iter_6.pth', 'iter_9.pth'):
+        (line,) = [line for line in text.splitlines() if f' Saved {name}' in line]
+        before = text[: text.index(line)].splitlines()[-1]
+        assert 'ended with exit code -9: the training process took over this save' in before
+    assert ' failed: ' not in text
+    assert steps(work) == [21, 24]
+    assert temporaries(work) == []
+    assert_same(marked(work), undisturbed)
+
+
+def test_writer_killed_where_the_training_cannot_write(undisturbed: Path, tmp_path: Path) -> None:
+    out, other = str(tmp_path / 'out'), str(tmp_path / 'other')
+    options = meddling({5: ['rename', out, other], 8: ['rename', other, out]})
+    options['default_hooks.checkpoint.out_dir'] = out
+    text = forks.run(
+        train_and_kill, tmp_path / 'log', work=str(tmp_path / 'work'), killed=[9], **options
+    )
+    assert_went_on(text, tmp_path / 'out/work', undisturbed, 'No such file')
+    assert text.count('ended with exit code -9') == 1
 
 
 @DATASETS.register_module()

@@ -97,7 +97,7 @@ def saving() -> tuple[CheckpointSaving, Any]:
     hub = MessageHub.get_instance(next_name())
     hub.update_info('best_score', 0.5)
     hook = Hook(keep_ckpt_ids=deque([1, 2], 2), file_backend=LocalBackend(), on_error='warn')
-    logger = SimpleNamespace(info=print, error=print)
+    logger = SimpleNamespace(info=print, warning=print, error=print)
     model = SimpleNamespace(parameters=lambda: iter([]))
     runner = SimpleNamespace(message_hub=hub, logger=logger, model=model)
     return CheckpointSaving(hook, runner, lambda: None), hub
@@ -140,10 +140,13 @@ def test_the_log_says_what_a_save_has_cost() -> None:
         written=600_000_000,
         seconds=2.0,
         restarts=1,
+        fallback='ended with exit code -9',
         kept=[('old.pth', 'Permission denied')],
     )
     assert list(describe(save, waited=0.1)) == [
         'The process that writes checkpoints had died, and was started again.',
+        'The process that writes checkpoints ended with exit code -9: the training process took '
+        'over this save.',
         'Saved iter_4.pth, best.pth: 600 MB, copied in 50 ms, written and synced in 2.00 s '
         '(300 MB/s). It held the training up for 105 ms: 2 to begin, 3 until it was copied, 100 '
         'for the save before.',

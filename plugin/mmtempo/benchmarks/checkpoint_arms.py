@@ -6,7 +6,6 @@ import itertools
 import os
 import statistics
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,14 +84,14 @@ class ThreadArm(OurArm):
 
 
 class _ThreadWriter(durable_writer.DurableWriter):
-    def __init__(self) -> None:
-        super().__init__()
-        self._worker = _Thread(self._area, self._snapshot)
-        self._end.detach()
-        self._end = weakref.finalize(self, self._worker.close)
+    def _new_worker(self, timeout: float, warn: Callable[[str], Any]) -> durable_writer._Worker:
+        return _Thread(self._area, self._snapshot, timeout, warn)
 
 
 class _Thread(durable_writer._Worker):
+    def start(self) -> None:
+        """Without a process."""
+
     def _do(self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str]) -> None:
         start = time.perf_counter()
         self._snapshot.finish()

@@ -16,31 +16,21 @@ class Background:
 
         iterator --> thread --> queue --> take()
 
-    What the iterator raises is raised by `take`, once, behind the items before it.
+    What the iterator raises is raised by `take`, once, after the items that came first.
 
     Args:
-        make: Makes the iterator, in the thread.
+        make: Makes the iterator, in the thread. It starts no process: a fork in a thread gets
+            what the other threads hold at that moment, as pipes and locks.
         depth: How many items are taken before the first is asked for. Defaults to 2.
-        begun: Is set when the iterator has been begun. Defaults to None: when `make` returns.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Iterator],
-        depth: int = 2,
-        begun: threading.Event | None = None,
-    ) -> None:
+    def __init__(self, make: Callable[[], Iterator], depth: int = 2) -> None:
         self._items: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._closing = False
         self._ended = False
-        self._begun = begun or threading.Event()
         self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
         self._thread.start()
-
-    def wait_until_begun(self) -> None:
-        """As where the thread forks: nothing else should go on meanwhile."""
-        self._begun.wait()
 
     def ready(self) -> bool:
         """Whether `take` would return at once."""
@@ -74,11 +64,8 @@ class Background:
     def _run(self, make: Callable[[], Iterator]) -> None:
         iterator: Iterator | None = None
         try:
-            try:
-                iterator = make()
-            finally:
-                self._begun.set()  # also if it failed
-                del make
+            iterator = make()
+            del make
             while True:
                 self._room.acquire()
                 if self._closing:

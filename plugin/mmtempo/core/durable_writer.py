@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import queue
-import subprocess
-import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-import zlib_ng
 
 from . import writer_process
 from .archive import records_of
 from .snapshot import Snapshot
 from .staging import StagingArea
+from .stall_limit import StallLimit
+from .writer_client import DEAD, WriterClient
 
 # The training has hooks to leave before it computes without Python's lock; let it.
 GRACE = 0.003
+# Seconds between two messages of what is waited for.
+TELL_EVERY = 30.0
+# Bytes a second. A sync of a whole file reports no progress: a disk may be as slow as this.
+SLOWEST = 1e7
 
 
 class WriterDied(RuntimeError):
-    """The writing process ended without an answer, and so did the one started in its place."""
+    """The writer process was ended during a save that is not wanted any more."""
 
 
 @dataclass
@@ -42,11 +44,13 @@ class Save:
         taken: Seconds that the training spent on starting it, as its owner has found.
         fenced: Seconds that the training waited until its state was copied.
         staged: Seconds until its state was copied.
-        written: Bytes of the files.
+        written: Bytes of the files; while they are written, of the current one so far.
         seconds: What writing and syncing took.
-        restarts: How many times the writing process had to be started again.
+        restarts: How many times the writer process was started again before this save.
+        fallback: Why the training process took over this save; None if the writer did it.
         kept: Old files that could not be removed, and why.
         error: Why it failed; None where it did not.
+        reports: How many times there was progress.
     """
 
     paths: list[str]
@@ -56,17 +60,33 @@ class Save:
     written: int = 0
     seconds: float = 0.0
     restarts: int = 0
+    fallback: str | None = None
     kept: list[tuple[str, str]] = field(default_factory=list)
     error: BaseException | None = None
+    reports: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
 
     @property
     def is_done(self) -> bool:
         return self._done.is_set()
 
+    def report(self, size: int) -> None:
+        """Note progress.
+
+        Args:
+            size: Bytes of the current file that are written.
+        """
+        self.reports, self.written = self.reports + 1, size
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note how it ended; the first end counts."""
+        if not self.is_done:
+            self.error = error
+            self._done.set()
+
 
 class DurableWriter:
-    """Takes a snapshot and has it written by a process of its own; one save at a time.
+    """Takes a snapshot and has it written by another process; one save at a time.
 
     ::
 
@@ -75,20 +95,38 @@ class DurableWriter:
         writer.wait()     until nothing is on its way
         writer.close()    waits as well; the end of the interpreter does it too
 
-    Files are written beside their place, synced and renamed, one after the other; then the
-    marker in the same way; what is to be removed goes last, when all that is durable.
+    Each file is written under a temporary name, synced and renamed; then the marker in the same
+    way. Removals come last, when all of that is durable.
+
+    The process is started here, and replaced by `save` if it has died, both of which belong in
+    the main thread: see `WriterClient`. If it dies during a save, this process writes the files.
+    Every wait ends: a process that makes no progress is killed, and then this process writes; if
+    that makes no progress either, the save fails with a TimeoutError.
 
     Args:
         device: Where the state lies. Defaults to 'cpu'.
+        timeout: Seconds that a save may take without any progress. Defaults to 600.0.
+        warn: Called with a line of text while something is waited for, `warnings.warn` unless
+            given.
     """
 
-    def __init__(self, device: torch.device | str = 'cpu') -> None:
+    def __init__(
+        self,
+        device: torch.device | str = 'cpu',
+        timeout: float = 600.0,
+        warn: Callable[[str], Any] = warnings.warn,
+    ) -> None:
         self._area = StagingArea(device)
         self._snapshot = Snapshot(self._area)
-        self._worker = _Worker(self._area, self._snapshot)
+        self._worker = self._new_worker(timeout, warn)
         # Also at the end of the interpreter, however that came about.
         self._end = weakref.finalize(self, self._worker.close)
         self._last: Save | None = None
+
+    def _new_worker(self, timeout: float, warn: Callable[[str], Any]) -> _Worker:
+        worker = _Worker(self._area, self._snapshot, timeout, warn)
+        worker.start()
+        return worker
 
     @property
     def is_busy(self) -> bool:
@@ -119,6 +157,7 @@ class DurableWriter:
             raise RuntimeError('the writer is closed')
         self.wait()
         save = Save([path for path, _ in files])
+        self._worker.prepare(save)
         trees = self._snapshot.take([tree for _, tree in files], late)
         self._worker.give(save, trees, marker, list(remove))
         self._last = save
@@ -133,7 +172,7 @@ class DurableWriter:
         """Until nothing is on its way; the seconds it took."""
         start = time.perf_counter()
         if self._last is not None:
-            self._last._done.wait()
+            self._worker.wait(self._last)
         return time.perf_counter() - start
 
     def close(self) -> None:
@@ -149,28 +188,71 @@ class DurableWriter:
 class _Worker:
     """The thread that copies what is late, and talks to the process."""
 
-    def __init__(self, area: StagingArea, snapshot: Snapshot) -> None:
+    def __init__(
+        self,
+        area: StagingArea,
+        snapshot: Snapshot,
+        timeout: float,
+        warn: Callable[[str], Any],
+    ) -> None:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._area, self._snapshot = area, snapshot
-        self._process: subprocess.Popen | None = None
-        self._abandoned = False
+        self._timeout, self._warn = timeout, warn
+        self._process: WriterClient | None = None
+        self._asked: WriterClient | None = None  # while it has a job
+        self._why_none = ''  # why there is no process
+        self._has_died = self._abandoned = False
+        self._save: Save | None = None
+        self._idle = threading.Event()
+        self._idle.set()
         self._owner = os.getpid()
         self._thread: threading.Thread | None = None
 
-    def give(self, *job: Any) -> None:
+    def start(self) -> None:
+        """Start the process; without one, this process writes."""
+        try:
+            self._process = WriterClient()
+        except OSError as error:
+            self._why_none = f'could not be started ({error})'
+
+    def prepare(self, save: Save) -> None:
+        """Have a process that lives, before a save."""
+        if not self._idle.is_set():
+            raise TimeoutError('an earlier save is still stuck in a write to its disk')
+        if self._process is not None and self._process.has_ended:
+            self._stop_process()
+        if self._process is None:
+            self.start()
+            if self._process is not None:
+                save.restarts, self._has_died = int(self._has_died), False
+
+    def give(self, save: Save, *job: Any) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name='mmtempo-writer', daemon=True)
             thread.start()
             self._thread = thread  # not one that could not be started
-        self._jobs.put(job)
+        self._save = save
+        self._idle.clear()
+        self._jobs.put((save, *job))
+
+    def wait(self, save: Save) -> None:
+        """Until a save has ended, in whatever way."""
+        self._wait(save._done.wait, save)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
             return  # a forked data loader has a copy of this, but no thread
         self._end()
+        thread, save = self._thread, self._save
         # As garbage, the writer may be collected in that thread.
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if thread is None or save is None or thread is threading.current_thread():
+            return
+
+        def has_ended(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
+        self._wait(has_ended, save)
 
     def kill(self) -> None:
         self._abandoned = True
@@ -181,9 +263,38 @@ class _Worker:
 
     def _end(self) -> None:
         if self._thread is None:
+            self._stop_process()
             self._area.close()
         else:
             self._jobs.put(None)
+
+    def _wait(self, has_ended: Callable[[float], bool], save: Save) -> None:
+        """Until `has_ended`; without progress, first without the process, then not at all.
+
+        Args:
+            has_ended: Waits for at most the given seconds.
+            save: Whose progress counts.
+        """
+        limit = StallLimit(self._timeout + self._area.size / SLOWEST)
+        start = time.monotonic()
+        while not has_ended(min(TELL_EVERY, limit.seconds / 2)):
+            names = ', '.join(os.path.basename(path) for path in save.paths)
+            at = f'{names}: {save.written / 1e6:.0f} MB written'
+            if not limit.is_reached(save.reports):
+                seconds = time.monotonic() - start
+                self._warn(f'checkpoint writer: waiting since {seconds:.0f} s for {at}.')
+                continue
+            stalled = f'no progress for {limit.seconds:.0f} s ({at})'
+            process = self._asked
+            if process is None or process.is_killed:
+                save.end(TimeoutError(stalled))
+                return
+            self._warn(
+                f'checkpoint writer: {stalled}; its process is killed, and the training process '
+                'writes the files.'
+            )
+            process.kill()
+            limit.restart()
 
     def _run(self) -> None:
         while True:
@@ -191,14 +302,17 @@ class _Worker:
             if job is None:
                 break
             save = job[0]
+            error: BaseException | None = None
             try:
                 self._do(*job)
-            except BaseException as error:
-                traceback.clear_frames(error.__traceback__)  # they hold the copies
-                save.error = error
+            except BaseException as found:
+                traceback.clear_frames(found.__traceback__)  # they hold the copies
+                error = found
             finally:
                 del job
-                save._done.set()
+                self._idle.set()
+                save.end(error)
+                del save, error
         self._stop_process()
         self._area.close()
 
@@ -223,50 +337,27 @@ class _Worker:
         save.written, save.kept = answer['written'], answer['kept']
 
     def _ask(self, job: dict, save: Save) -> dict:
-        code: int | None = None
-        for _ in range(2):
-            if self._abandoned:
-                break
-            if self._process is not None and self._process.poll() is not None:
-                code = self._stop_process()
-            if self._process is None:
-                save.restarts += code is not None
-                self._process = _start_process()
-            process = self._process
-            assert process.stdin is not None
-            assert process.stdout is not None
+        """Have the process do a job; if it dies, do it here: a thread starts no process."""
+        process = self._asked = self._process
+        if process is not None:
             try:
-                pickle.dump(job, process.stdin)
-                process.stdin.flush()
-                return pickle.load(process.stdout)
-            except (EOFError, OSError, pickle.UnpicklingError):
-                code = self._stop_process()
-        for path, _ in [*job['files'], *filter(None, [job['marker']])]:
-            with contextlib.suppress(OSError):
-                os.remove(writer_process.temporary_of(path))
-        raise WriterDied(f'the writing process ended with exit code {code}')
+                return process.ask(job, save.report)
+            except DEAD:
+                process.kill()  # two processes must not write the same files
+                self._stop_process()
+            finally:
+                self._asked = None
+            for path, _ in [*job['files'], *filter(None, [job['marker']])]:
+                with contextlib.suppress(OSError):
+                    os.remove(writer_process.temporary_of(path))
+        if self._abandoned:
+            raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
+        save.fallback = self._why_none
+        save.report(0)
+        return writer_process.do(job, self._area.memory, save.report)
 
-    def _stop_process(self) -> int | None:
+    def _stop_process(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        # Told so: that the pipe is closed it does not see while a forked loader has it open.
-        with contextlib.suppress(OSError):
-            pickle.dump(None, process.stdin)
-        with contextlib.suppress(OSError):  # it has died, and what it had not read is of no use
-            process.stdin.close()
-        process.stdout.close()
-        return process.wait()
-
-
-def _start_process() -> subprocess.Popen:
-    # Without site and user packages, and apart from a Ctrl-C at the terminal.
-    packages = str(Path(zlib_ng.__path__[0]).parent)
-    return subprocess.Popen(
-        [sys.executable, '-I', '-S', writer_process.__file__, str(os.getpid()), packages],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+        if process is not None:
+            self._why_none = f'ended with exit code {process.close()}'
+            self._has_died = True

@@ -67,6 +67,11 @@ class StagingArea:
         return self._name or f'/proc/{os.getpid()}/fd/{self._file}', self.size
 
     @property
+    def memory(self) -> memoryview | None:
+        """All of it, as this process writes from it; None where there is none yet."""
+        return None if self._bytes is None else memoryview(self._bytes)
+
+    @property
     def is_of_host(self) -> bool:
         """Whether nothing but the host itself copies into it."""
         return self._device.type == 'cpu'

@@ -9,7 +9,7 @@ and be killed.
     trainer                                 this process
        memory shared by both  ------------>  the tensors of a checkpoint
        job, pickled, on stdin ------------>  what to write, and what may go after that
-       <--------- answer, pickled, on stdout
+       <------- progress, and then the answer, pickled, on stdout
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import struct
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 with contextlib.suppress(ImportError):  # Windows
@@ -37,6 +38,7 @@ TEMPORARY = '.mmtempo-tmp'
 FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
 PAGE = mmap.PAGESIZE
+PART = 1 << 26  # bytes that are written between two reports of progress
 LARGE = 16 * PAGE  # from here on, a record lies in the file as it lies in the shared memory
 # What a zip of before 1993 can say; else it says it behind.
 SHORT, LONG = 0xFFFF, 0xFFFFFFFF
@@ -147,10 +149,11 @@ class Archive:
 
     Args:
         file: Open for writing.
+        report: Called with the size that the file has reached, after each part of it.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, report: Callable[[int], Any]) -> None:
+        self._file, self._report = file, report
         self._small: list[bytes | memoryview] = []  # not written yet
         self._size = 0
         self._entries: list[bytes] = []
@@ -192,12 +195,17 @@ class Archive:
         self._write_small()
 
     def _write(self, content: bytes | memoryview) -> None:
-        self._size += len(content)
         if len(content) < LARGE:
             self._small.append(content)
-        else:
-            self._write_small()
-            self._file.write(content)
+            self._size += len(content)
+            return
+        self._write_small()
+        whole = memoryview(content)
+        for start in range(0, len(whole), PART):
+            part = whole[start : start + PART]
+            self._file.write(part)
+            self._size += len(part)
+            self._report(self._size)
 
     def _write_small(self) -> None:
         self._file.write(b''.join(self._small))
@@ -216,15 +224,25 @@ def _entry(common: bytes, name: bytes, start: int, size: int) -> bytes:
     return b'PK\1\2' + made_by + common + lengths + place + name + extra
 
 
-def write_archive(file: BinaryIO, records: list, memory: memoryview | None) -> None:
+def ignore(size: int) -> None:
+    """Report to no one."""
+
+
+def write_archive(
+    file: BinaryIO,
+    records: list,
+    memory: memoryview | None,
+    report: Callable[[int], Any] = ignore,
+) -> None:
     """Write records as `torch.save` does.
 
     Args:
         file: Open for writing.
         records: Name and content of each; bytes, or offset and size in `memory`.
         memory: The shared memory; None where no record lies in it.
+        report: Called with the size that the file has reached. Defaults to ignore.
     """
-    archive = Archive(file)
+    archive = Archive(file, report)
     for name, content in records:
         alignment, place = ALIGNMENT, 0
         if isinstance(content, tuple):
@@ -285,8 +303,16 @@ def remove(path: str) -> None:
         os.remove(path)
 
 
-def do(job: dict, memory: memoryview | None) -> dict:
-    """Files, then the marker, then what they replace: each is durable before the next begins."""
+def do(job: dict, memory: memoryview | None, report: Callable[[int], Any] = ignore) -> dict:
+    """Write files, then the marker, then remove what they replace.
+
+    Each is durable before the next begins.
+
+    Args:
+        job: `files`, each a path and its records, `marker` and `remove`.
+        memory: Where records lie that are given by offset and size.
+        report: Called with the size that the current file has reached. Defaults to ignore.
+    """
     start = time.perf_counter()
     written = 0
     added = []
@@ -294,8 +320,9 @@ def do(job: dict, memory: memoryview | None) -> dict:
         for path, records in job['files']:
             if not os.path.exists(path):
                 added.append(path)
-            write = functools.partial(write_archive, records=records, memory=memory)
+            write = functools.partial(write_archive, records=records, memory=memory, report=report)
             written += replace_durably(path, write)
+            report(0)  # synced, which may take as long as writing
         if job['marker'] is not None:
             path, text = job['marker']
             _replace(path, lambda file: file.write(text.encode()))
@@ -360,17 +387,20 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     area, memory = None, None
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+
+    def send(message: Any) -> None:
+        with contextlib.suppress(OSError):  # the training has gone; what was begun is finished
+            pickle.dump(message, answers)
+            answers.flush()
+
     while True:
         try:
             job = pickle.load(jobs)
         except EOFError:
             return
-        if job is None:
-            return
         if job['area'] != area:
             area, memory = job['area'], _open(job['area'] and job['area'][0])
-        pickle.dump(do(job, memory), answers)
-        answers.flush()
+        send(do(job, memory, send))
 
 
 if __name__ == '__main__':

@@ -56,6 +56,9 @@ class AsyncCheckpointHook(CheckpointHook):
             Best and last checkpoints are never skipped. Defaults to 'wait'.
         on_error: Where a save fails: 'warn' and go on, or 'raise'. Defaults to 'warn'.
         save_on_signal: Whether SIGINT and SIGTERM save before the run ends. Defaults to True.
+        writer_timeout: Seconds that a save may take without any progress, before the writer
+            process is killed and the training process writes the files; larger checkpoints have
+            one second more for each 10 MB. Defaults to 600.0.
         args: As `CheckpointHook` takes them.
         kwargs: All arguments of `CheckpointHook`.
     """
@@ -69,6 +72,7 @@ class AsyncCheckpointHook(CheckpointHook):
         on_busy: str = 'wait',
         on_error: str = 'warn',
         save_on_signal: bool = True,
+        writer_timeout: float = 600.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +83,13 @@ class AsyncCheckpointHook(CheckpointHook):
                     f'default_hooks.checkpoint.{name} must be {default!r} or {other!r}, '
                     f'found {value!r}'
                 )
+        if isinstance(writer_timeout, bool) or not writer_timeout > 0:
+            raise ValueError(
+                'default_hooks.checkpoint.writer_timeout must be a number of seconds above 0, '
+                f'found {writer_timeout!r}'
+            )
         self.on_busy, self.on_error = on_busy, on_error
+        self.writer_timeout = writer_timeout
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
         self._saving: CheckpointSaving | None = None  # None where stock saves
@@ -114,7 +124,10 @@ class AsyncCheckpointHook(CheckpointHook):
                 f'{", ".join(others)} may change weights right after they are saved: checkpoints '
                 'are copied before the training goes on.'
             )
-        self._saving = CheckpointSaving(self, runner, self._fence.put_up, overlaps=not others)
+        # Here in the main thread: it starts the writer process.
+        self._saving = CheckpointSaving(
+            self, runner, self._fence.put_up, not others, self.writer_timeout
+        )
         self._fence.watch(runner)
         if self.save_on_signal:
             self._stop.begin(runner)

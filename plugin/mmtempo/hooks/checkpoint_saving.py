@@ -129,10 +129,16 @@ class CheckpointSaving:
         on_copying: Called when a save begins to copy the state: from now on, `fence` is to be
             called before a change.
         overlaps: Whether parameters may be copied until the next fence. Defaults to True.
+        timeout: Seconds that a save may take without any progress. Defaults to 600.0.
     """
 
     def __init__(
-        self, hook: Any, runner: Any, on_copying: Callable[[], None], overlaps: bool = True
+        self,
+        hook: Any,
+        runner: Any,
+        on_copying: Callable[[], None],
+        overlaps: bool = True,
+        timeout: float = 600.0,
     ) -> None:
         self._hook, self._runner, self._overlaps = hook, runner, overlaps
         self._on_copying = on_copying
@@ -140,7 +146,7 @@ class CheckpointSaving:
         self._writer: DurableWriter | None = None
         if is_main_process():
             parameter = next(unwrapped(runner.model).parameters(), torch.empty(0))
-            self._writer = DurableWriter(parameter.device)
+            self._writer = DurableWriter(parameter.device, timeout, runner.logger.warning)
         self._open: _Batch | None = None
         self._running: list[_Batch] = []  # one at most
         self._failed: CheckpointError | None = None
@@ -277,6 +283,11 @@ def describe(save: Save, waited: float) -> Iterator[str]:
     """What a save has cost, and what else there is to say."""
     if save.restarts:
         yield 'The process that writes checkpoints had died, and was started again.'
+    if save.fallback is not None:
+        yield (
+            f'The process that writes checkpoints {save.fallback}: the training process took over '
+            'this save.'
+        )
     if save.error is None:
         names = ', '.join(osp.basename(path) for path in save.paths)
         held = save.taken + save.fenced + waited

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
+import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from ..core.background import Background
-from ..core.device import current_device_index, set_device_index
 from .batch_stream import Ticket
 from .worker import one_thread_each
 
@@ -25,21 +24,22 @@ PATIENCE = 2.0
 
 
 class Feed:
-    """A batch sampler that waits for what it is given; None ends it."""
+    """A batch sampler over what it is given; None ends it. Without any batch until `open`."""
 
     def __init__(self) -> None:
-        self.batches: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
-        self.asked = threading.Event()
+        self.renew()
 
     def renew(self) -> None:
         """Begin again, with nothing given yet."""
-        self.batches, self.asked = queue.SimpleQueue(), threading.Event()
+        self.batches: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
+        self._is_open = False
 
-    def __iter__(self) -> Iterator[list[Ticket]]:
-        batches = self.batches
-        self.asked.set()
-        while (tickets := batches.get()) is not None:
-            yield tickets
+    def open(self) -> None:
+        """Let iterators made from now on wait for batches."""
+        self._is_open = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches.get, None) if self._is_open else iter(())
 
 
 class WorkerPool:
@@ -48,6 +48,10 @@ class WorkerPool:
     Torch has the main thread interrupted wherever it is, within the optimizer if need be, when
     a worker dies. It does not where the loader is run by another thread: then the error comes
     with the batch.
+
+    The workers are started by the caller, which is the main thread, over a feed that has no
+    batches yet; the thread then begins over one that waits for them. A thread that forked would
+    give its workers copies of what the main thread has open at that moment.
 
     Args:
         make: Makes torch's loader over a feed.
@@ -78,24 +82,35 @@ class WorkerPool:
         loader = self._made()
         self._feed.renew()
         if not loader.num_workers:
+            self._feed.open()
             return self._feed.batches, iter(loader)
-        self._processes = [one for one in self._processes if one.exitcode is None]
-        device = current_device_index()
+        is_first = loader._iterator is None  # torch keeps it where its workers persist
+        made: list[Any] = []  # of which the thread takes it, to let go of it at the end
+        try:
+            made.append(self._start(loader) if is_first else loader._iterator)
+        except Exception as error:
+            made.append(error)  # as a lack of processes; the thread raises it as any other
 
         def make() -> Iterator[Any]:
-            if device is not None:  # a thread begins on the first one, and would pin for that
-                set_device_index(device)
-            # Among `active_children` one that has died already would be missing.
-            iterator = iter(loader)
-            self._processes = list(getattr(iterator, '_workers', ()))
-            _leave_to_us(iterator)
+            iterator = made.pop()
+            if isinstance(iterator, Exception):
+                raise iterator
+            iterator._reset(loader, first_iter=is_first)  # now it asks the feed for batches
             return iterator
 
-        with one_thread_each():
-            # Torch starts its workers, and then asks for batches, for which it may wait.
-            self._background = Background(make, AHEAD, self._feed.asked)
-            self._background.wait_until_begun()
+        self._feed.open()
+        self._background = Background(make, AHEAD)
         return self._feed.batches, self._background
+
+    def _start(self, loader: DataLoader) -> Any:
+        """Torch's iterator, with new workers and no batches."""
+        self._processes = []
+        with one_thread_each(), _kept_sigchld():
+            iterator = iter(loader)
+            # Among `active_children` one that has died already would be missing.
+            self._processes = list(getattr(iterator, '_workers', ()))
+            _leave_to_us(iterator)
+        return iterator
 
     def start_early(self) -> None:
         """Start the workers now, though there are no tickets yet; the next `begin` has them."""
@@ -159,6 +174,23 @@ class WorkerPool:
             process.join(PATIENCE)  # one that waits for a lost mount cannot even be killed
         self._processes = []
         self._loader = None
+
+
+@contextlib.contextmanager
+def _kept_sigchld() -> Iterator[None]:
+    """Put torch's handler of SIGCHLD back as it was: its watch is not for our workers.
+
+    Torch installs it once, with the first loader that has workers, where that is in the main
+    thread; other loaders of this process shall still have it.
+    """
+    was_set = signal_handling._SIGCHLD_handler_set
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, 'SIGCHLD') else None
+    try:
+        yield
+    finally:
+        if before is not None and signal_handling._SIGCHLD_handler_set and not was_set:
+            signal.signal(signal.SIGCHLD, before)
+            signal_handling._SIGCHLD_handler_set = False
 
 
 def _leave_to_us(iterator: Any) -> None:
