@@ -176,7 +176,7 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str
         count.write_text(str(times))
         path = writer_process.__file__
         script.write_text(DYING.format(count=str(count), step=step, path=path))
-        module = SimpleNamespace(__file__=str(script), temporary_of=writer_process.temporary_of)
+        module = SimpleNamespace(__file__=str(script))
         monkeypatch.setattr(durable_writer, 'writer_process', module)
 
     return prepare

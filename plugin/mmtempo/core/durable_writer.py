@@ -22,6 +22,7 @@ import zlib_ng
 
 from . import writer_process
 from .archive import records_of
+from .disk_space import remove_leftovers
 from .snapshot import Snapshot
 from .staging import StagingArea
 
@@ -241,10 +242,14 @@ class _Worker:
                 return pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError):
                 code = self._stop_process()
-        for path, _ in [*job['files'], *filter(None, [job['marker']])]:
-            with contextlib.suppress(OSError):
-                os.remove(writer_process.temporary_of(path))
+                self._remove_leftovers([*save.paths, *(job['marker'] or ())[:1]])
         raise WriterDied(f'the writing process ended with exit code {code}')
+
+    @staticmethod
+    def _remove_leftovers(paths: list[str]) -> None:
+        for folder in {os.path.dirname(path) or '.' for path in paths}:
+            with contextlib.suppress(OSError):
+                remove_leftovers(folder)
 
     def _stop_process(self) -> int | None:
         process, self._process = self._process, None
