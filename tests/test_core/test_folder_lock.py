@@ -74,7 +74,9 @@ def test_another_process_is_named(hold: Callable, tmp_path: Path) -> None:
         FolderLock([str(tmp_path)], patience=0)
     text = str(error.value)
     assert str(tmp_path) in text
-    assert f'process {holder.process.pid} on {socket.gethostname()}, which started there at ' in text
+    assert (
+        f'process {holder.process.pid} on {socket.gethostname()}, which started there at ' in text
+    )
     assert f' {tmp_path} alone)' in text  # its command
     assert (tmp_path / NAME).read_text() == before
     assert os.listdir(tmp_path) == [NAME]
