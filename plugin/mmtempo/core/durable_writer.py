@@ -106,6 +106,7 @@ class DurableWriter:
         marker: tuple[str, str] | None = None,
         remove: Collection[str] = (),
         late: Collection[int] = (),
+        after: Save | None = None,
     ) -> Save:
         """Start to save; waits for the save before.
 
@@ -115,13 +116,15 @@ class DurableWriter:
             remove: What they replace. Defaults to ().
             late: Addresses of tensors that nothing changes before the next `fence`.
                 Defaults to ().
+            after: A save of another writer, to be complete before this one changes the disk.
+                Defaults to None.
         """
         if not self._end.alive:
             raise RuntimeError('the writer is closed')
         self.wait()
         save = Save([path for path, _ in files])
         trees = self._snapshot.take([tree for _, tree in files], late)
-        self._worker.give(save, trees, marker, list(remove))
+        self._worker.give(save, trees, marker, list(remove), after)
         self._last = save
         return save
 
@@ -203,7 +206,9 @@ class _Worker:
         self._stop_process()
         self._area.close()
 
-    def _do(self, save: Save, trees: list, marker: Any, remove: list[str]) -> None:
+    def _do(
+        self, save: Save, trees: list, marker: Any, remove: list[str], after: Save | None
+    ) -> None:
         time.sleep(GRACE)
         start = time.perf_counter()
         self._snapshot.finish()
@@ -215,6 +220,8 @@ class _Worker:
             marker=marker,
             remove=remove,
         )
+        if after is not None:
+            after._done.wait()
         start = time.perf_counter()
         answer = self._ask(job, save)
         save.seconds = time.perf_counter() - start

@@ -11,6 +11,7 @@ from typing import Any
 
 from mmengine.dist import barrier, broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend
+from mmengine.hooks import CheckpointHook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, Runner
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -170,6 +171,10 @@ def _remove_replaced(runner: Any, hook: Any, there: dict[int, str]) -> None:
     saved without it, copied or renamed stays.
     """
     kept = list(getattr(hook, 'keep_ckpt_ids', ()))
+    # The message hub has one list, that of the last hook that saved.
+    is_shared = sum(isinstance(other, CheckpointHook) for other in runner.hooks) > 1
+    if is_shared or not there.keys() >= set(kept):
+        return
     for step, path in there.items():
         with contextlib.suppress(ValueError, OSError):  # unreadable, or of another user
             if kept and step < min(kept) and kept_steps(path)[-1:] == [step]:
