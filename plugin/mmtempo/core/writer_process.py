@@ -332,20 +332,21 @@ def replace_durably(path: str, write: Any) -> int:
 
     At any moment `path` is the old file or the new one, whole.
     """
-    size = _replace(path, write)
+    found = _replace(path, write)
     sync_folder(os.path.dirname(path))
-    return size
+    return found.st_size
 
 
-def _replace(path: str, write: Any) -> int:
+def _replace(path: str, write: Any) -> os.stat_result:
+    """Return what tells the new file from one that another process puts in its place."""
     with new_temporary(path) as temporary:
         with open_to_write(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
+        found = os.stat(temporary)
         os.replace(temporary, path)
-    return size
+    return found
 
 
 def remove(path: str) -> None:
@@ -365,9 +366,10 @@ def do(job: dict, memory: memoryview | None) -> dict:
         for path, records in job['files']:
             is_new = not os.path.exists(path)
             write = functools.partial(write_archive, records=records, memory=memory)
-            written += _replace(path, write)
+            found = _replace(path, write)
+            written += found.st_size
             if is_new:
-                added.append((path, os.stat(path)))
+                added.append((path, found))
             sync_folder(os.path.dirname(path))
         if job['marker'] is not None:
             path, text = job['marker']
@@ -376,9 +378,9 @@ def do(job: dict, memory: memoryview | None) -> dict:
             sync_folder(os.path.dirname(path))
     except Exception as error:
         # A save is complete or undone: a file that no other one names is lost anyway.
-        for name, found in added:
+        for name, own in added:
             with contextlib.suppress(OSError):  # the first reason is the one that is reported
-                if os.path.samestat(os.stat(name), found):  # not what another process put there
+                if os.path.samestat(os.stat(name), own):  # not what another process put there
                     remove(name)
         number, text = getattr(error, 'errno', None), getattr(error, 'strerror', None)
         return dict(error=(type(error).__name__, number, text or str(error), path))
@@ -390,6 +392,8 @@ def do(job: dict, memory: memoryview | None) -> dict:
             if os.path.exists(path):
                 os.replace(path, aside)
                 remove(aside)
+        except FileNotFoundError:
+            pass  # another process has removed it
         except OSError as error:
             kept.append((path, error.strerror))
     return dict(error=None, written=written, seconds=time.perf_counter() - start, kept=kept)
