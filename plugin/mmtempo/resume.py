@@ -51,20 +51,20 @@ def newest_whole(
     named = _named_by(marker)
     if named is not None and ('://' in named or (takes_folders and osp.isdir(named))):
         return named, []  # not a local file
-    problems = []
     first = None
     if named is None:
-        reason: str | None = f'{marker}, which does not exist'
+        reason = f'{marker}, which does not exist'
     elif is_elsewhere(named, places) and (first := _same_name(named, places)) is not None:
         exists = '' if osp.exists(named) else ', which does not exist'
         reason = f'{marker} names {named}{exists}; the file of this name in this folder is {first}'
     else:
-        reason = _reason(named, marker)
-        if reason is None:
+        found = _reason(named, marker)
+        if found is None:
             return named, []
+        reason = found
         if not osp.isdir(named):
             places = list(dict.fromkeys([osp.abspath(osp.dirname(named) or work_dir), *places]))
-    problems.append(reason)
+    problems = [reason]
     path = _newest_of_whole(places, first, None if first else named, problems)
     if path is not None:
         return path, problems

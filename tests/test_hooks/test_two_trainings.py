@@ -210,7 +210,7 @@ def evaluate(work: str) -> None:
     runner.test()
 
 
-def test_a_test_beside_a_training(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_test_during_a_training(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     child = begun(work, tmp_path / 'log')
     forks.run(evaluate, tmp_path / 'test', work=str(work))

@@ -44,6 +44,11 @@ class AsyncCheckpointHook(CheckpointHook):
     epoch is repeated; what counts iterations, as a schedule by iteration, goes on counting.
     `PrefetchEpochBasedTrainLoop` goes on where it was.
 
+    A training locks its work dir, and `out_dir`: a second one there ends with an error that names
+    the first. tools/train.py locks before anything is written; a Runner built by hand has by then
+    written its log and config. Several of these hooks in one training share lock and marker; the
+    marker names the newest file of any.
+
     Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
     itself, on their device: they may exchange them, but not change them in place.
 
