@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmtempo.launch import set_resume
 from mmtempo.resume import MARKER, newest_whole
 
 from .test_hooks import forks
-from .test_hooks.saving import assert_same, files, marked, resumed_at, through_tool, train
+from .test_hooks.saving import assert_same, files, marked, resumed_at, saving, through_tool, train
 
 INTERVAL, LAST = 3, 12
 
@@ -169,9 +170,111 @@ def test_a_marker_before_the_first_checkpoint(tmp_path: Path) -> None:
     assert marked(work).name == 'iter_3.pth'
 
 
-def test_without_a_marker_it_starts_anew(work: Path) -> None:
+def test_a_missing_marker_is_no_missing_checkpoint(work: Path, tmp_path: Path) -> None:
     (work / MARKER).unlink()
-    assert newest_whole(str(work)) == (None, [])
+    says = f'{work}/{MARKER}, which does not exist'
+    assert newest_whole(str(work)) == (str(work / f'iter_{LAST}.pth'), [says])
+    truncate(work / f'iter_{LAST}.pth')
+    text = forks.run(
+        train, tmp_path / 'log', work=str(work), resume=True, **{'train_cfg.max_iters': LAST}
+    )
+    assert f'Not resumed from: {says}' in text
+    assert f'{work}/{MARKER} names {work}/iter_9.pth from now on.' in text
+    assert resumed_at(text) == 9
+
+
+def test_without_marker_or_whole_checkpoint_it_starts_anew(work: Path, tmp_path: Path) -> None:
+    """As after a kill within the first save of a stock training."""
+    (work / MARKER).unlink()
+    spoil_all(work)
+    path, problems = newest_whole(str(work))
+    assert path is None
+    assert len(problems) == 3
+    options = {'train_cfg.max_iters': 3}
+    text = forks.run(train, tmp_path / 'log', work=str(work), resume=True, **options)
+    assert text.count('Not resumed from: ') == 3
+    assert resumed_at(text) == 0
+    assert newest_whole(str(tmp_path / 'nothing')) == (None, [])
+
+
+def test_through_the_tool_without_a_marker(work: Path, tmp_path: Path) -> None:
+    (work / MARKER).unlink()
+    cfg = saving(work)
+    set_resume(cfg, 'auto')
+    assert cfg.load_from == str(work / f'iter_{LAST}.pth')
+
+
+@pytest.mark.parametrize('named', ['/', '{work}', '{work}/iter_99'])
+def test_a_marker_that_names_a_folder(named: str, work: Path) -> None:
+    (work / 'iter_99').mkdir()
+    named = named.format(work=work)
+    (work / MARKER).write_text(named)
+    assert newest_whole(str(work)) == (
+        str(work / f'iter_{LAST}.pth'), [f'{work}/{MARKER} names {named}, which is a folder']
+    )  # fmt: skip
+
+
+def test_a_training_whose_marker_names_a_folder(work: Path, tmp_path: Path) -> None:
+    (work / MARKER).write_text('/')
+    options = {'train_cfg.max_iters': LAST + 1}
+    text = forks.run(train, tmp_path / 'log', work=str(work), resume=True, **options)
+    assert resumed_at(text) == LAST
+
+
+def test_a_copied_work_dir_resumes_from_its_own_files(work: Path, tmp_path: Path) -> None:
+    """The copied marker names the file of the original, which may have gone on since."""
+    copy = Path(shutil.copytree(work, tmp_path / 'copy' / 'work'))
+    original = work / f'iter_{LAST}.pth'
+    assert (copy / MARKER).read_text() == str(original)
+    path, problems = newest_whole(str(copy))
+    assert path == str(copy / original.name)
+    assert problems == [
+        f'{copy}/{MARKER} names {original}; the file of this name in this folder is {path}'
+    ]
+    options = {'train_cfg.max_iters': LAST + 1}
+    text = forks.run(train, tmp_path / 'log', work=str(copy), resume=True, **options)
+    assert f'Not resumed from: {problems[0]}' in text
+    assert resumed_at(text) == LAST
+
+
+def test_a_copied_work_dir_with_a_broken_file_stays_with_its_own(
+    work: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(work, tmp_path / 'copy' / 'work'))
+    flip(copy / f'iter_{LAST}.pth')
+    path, problems = newest_whole(str(copy))
+    assert path == str(copy / 'iter_9.pth')
+    assert len(problems) == 2
+
+
+def test_a_copied_work_dir_leaves_the_best_file_of_the_original(work: Path, tmp_path: Path) -> None:
+    """The checkpoint names the best file by its absolute path, and a new best removes it."""
+    best = work / 'best_score_iter_6.pth'
+    checkpoint = torch.load(work / f'iter_{LAST}.pth', weights_only=False)
+    info = checkpoint['message_hub']['runtime_info']
+    info['best_ckpt'], info['best_score'] = str(best), 0.0
+    torch.save(checkpoint, work / f'iter_{LAST}.pth')
+    copy = Path(shutil.copytree(work, tmp_path / 'copy' / 'work'))
+    options = {'train_cfg.max_iters': 18}
+    forks.run(train, tmp_path / 'log', work=str(copy), resume=True, **options)
+    assert best.is_file()
+    assert (copy / 'best_score_iter_18.pth').is_file()
+    assert not (copy / best.name).exists()
+
+
+def test_a_file_elsewhere_is_taken_with_a_word(work: Path, tmp_path: Path) -> None:
+    """As of a run with another `out_dir`."""
+    other = tmp_path / 'other'
+    other.mkdir()
+    (other / MARKER).write_text(str(work / f'iter_{LAST}.pth'))
+    assert newest_whole(str(other)) == (str(work / f'iter_{LAST}.pth'), [])
+    options = {'train_cfg.max_iters': LAST + 1}
+    text = forks.run(train, tmp_path / 'log', work=str(other), resume=True, **options)
+    assert f'{work}/iter_{LAST}.pth, which is in another folder than the checkpoints of' in text
+    assert resumed_at(text) == LAST
+    (work / MARKER).write_text(str(work / f'iter_{LAST}.pth'))
+    text = forks.run(train, tmp_path / 'log', work=str(work), resume=True, **options)
+    assert 'which is in another folder' not in text
 
 
 def spoil_all(work: Path) -> None:
@@ -261,4 +364,4 @@ def test_what_is_no_local_file_is_not_judged(named: str, tmp_path: Path) -> None
         Path(named).mkdir()
     torch.save(dict(meta=dict(iter=3), message_hub={}), tmp_path / 'iter_3.pth')
     (tmp_path / MARKER).write_text(named)
-    assert newest_whole(str(tmp_path)) == (named, [])
+    assert newest_whole(str(tmp_path), takes_folders=True) == (named, [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mmtempo import launch
@@ -41,8 +42,8 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepare(args: argparse.Namespace) -> Config:
-    """Everything that may go wrong because of a mistake, before anything is written."""
+def prepare(args: argparse.Namespace, locks: ExitStack) -> Config:
+    """Find mistakes before anything is written, and another training in the same folder."""
     cfg = launch.load_config(args)
     if args.amp:
         launch.enable_amp(cfg)
@@ -51,12 +52,18 @@ def prepare(args: argparse.Namespace) -> Config:
     launch.set_resume(cfg, args.resume)
     launch.check_device(cfg, training=True)
     preflight(cfg)
+    locks.enter_context(launch.lock_folders(cfg))
     return cfg
 
 
 def main() -> int:
     args = parse_args()
-    return run_tool('train.py', lambda: prepare(args), lambda cfg: launch.build_runner(cfg).train())
+    with ExitStack() as locks:
+        return run_tool(
+            'train.py',
+            lambda: prepare(args, locks),
+            lambda cfg: launch.build_runner(cfg).train(),
+        )
 
 
 if __name__ == '__main__':

@@ -19,10 +19,11 @@ from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 
 from .core.device import cpu_has_bfloat16
+from .core.folder_lock import FolderInUseError, FolderLock
 from .overlay import describe, optim_wrapper_class, zero_wait
 from .policies import KEY, POLICIES, apply_policy, load_policy, of_policy
 from .policies.workload import accumulation_of
-from .resume import newest_of
+from .resume import newest_of, out_dirs_of
 from .tool_run import LaunchError
 
 # Keys that `Runner.from_cfg` and the tools read although a config need not have them.
@@ -359,6 +360,23 @@ def _join_over_gloo(cfg: Config) -> None:
         broadcast_buffers=False,
         find_unused_parameters=cfg.get('find_unused_parameters', False),
     ) | (cfg.get('model_wrapper_cfg') or {})
+
+
+def lock_folders(cfg: Config) -> FolderLock:
+    """Lock the folders that a training writes into, in the first of its processes.
+
+    The Runner writes from its construction on: a folder for logs, the log, and the config.
+    """
+    rank = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_RANK').get(cfg.launcher)
+    if rank is not None and os.environ.get(rank, '0') != '0':
+        return FolderLock([])
+    try:
+        lock = FolderLock([cfg.work_dir, *out_dirs_of(cfg)])
+    except FolderInUseError as error:
+        raise LaunchError(str(error)) from error
+    for problem in lock.problems:
+        _say(problem)
+    return lock
 
 
 def build_runner(cfg: Config) -> Runner:

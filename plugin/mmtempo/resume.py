@@ -16,53 +16,60 @@ MARKER = 'last_checkpoint'
 BEST = 'best_'  # begins the names of those that have no optimizer
 
 
-def newest_whole(work_dir: str, folders: Iterable[str] = ()) -> tuple[str | None, list[str]]:
-    """The checkpoint to resume from, and what was wrong with those that come before it.
+def newest_whole(
+    work_dir: str, folders: Iterable[str] = (), takes_folders: bool = False
+) -> tuple[str | None, list[str]]:
+    """Return the checkpoint to resume from, and why those that come first are not used.
 
-    It is the one that the marker `last_checkpoint` names. Where that is broken, it is the one
-    with the most iterations among those beside it, in the work dir and in `folders`.
+    =======================================  ==================================================
+    the marker `last_checkpoint`             the checkpoint
+    =======================================  ==================================================
+    names a whole file here                  that file
+    names a file elsewhere, and one of this  the file here: the work dir was copied or moved
+    name is here
+    names a whole file elsewhere             that file, as of a run with another `out_dir`
+    is missing, empty, or names what is      the one with the most iterations among the whole
+    broken, gone or no file                  ones here, and next to the named one
+    =======================================  ==================================================
+
+    Here is the work dir, and `folders`.
 
     Args:
-        work_dir: Where the marker is.
-        folders: Where else checkpoints may be. Defaults to ().
+        work_dir: The folder of the marker.
+        folders: Other folders with checkpoints of this training. Defaults to ().
+        takes_folders: Whether a checkpoint may be a folder, as DeepSpeed saves.
+            Defaults to False.
 
     Returns:
-        None where there is no checkpoint at all.
+        None where there is nothing to resume from and the training starts anew.
 
     Raises:
         ValueError: There are checkpoints, and all are broken.
     """
     marker = osp.join(work_dir, MARKER)
-    named = ''
-    if osp.isfile(marker):
-        with open(marker, encoding='utf-8', errors='replace') as file:
-            named = file.read().strip()
-        # A folder, as DeepSpeed saves, or a file elsewhere: not ours to judge.
-        if osp.isdir(named) or '://' in named:
-            return named, []
-        reason = _reason(named, marker)
-        if reason is None:
-            return named, []
-        problems = [reason]
+    places = list(dict.fromkeys(map(osp.abspath, [work_dir, *folders])))
+    named = _named_by(marker)
+    if named is not None and ('://' in named or (takes_folders and osp.isdir(named))):
+        return named, []  # not a local file
+    first = None
+    if named is None:
+        reason = f'{marker}, which does not exist'
+    elif is_elsewhere(named, places) and (first := _same_name(named, places)) is not None:
+        exists = '' if osp.exists(named) else ', which does not exist'
+        reason = f'{marker} names {named}{exists}; the file of this name in this folder is {first}'
     else:
-        return None, []
-    places = dict.fromkeys(map(osp.abspath, [osp.dirname(named) or work_dir, work_dir, *folders]))
-    found = []
-    for path in _checkpoints(place for place in places if osp.isdir(place)):
-        if osp.isfile(named) and osp.samefile(path, named):
-            continue
-        try:
-            iterations = _iterations(path)
-            if iterations is not None:
-                found.append((iterations, osp.getmtime(path), path))
-        except (ValueError, OSError) as error:
-            broken = check_archive(path)
-            problems.append(f'{path}: {broken}' if broken else str(error).splitlines()[0])
-    for _, _, path in sorted(found, reverse=True):
-        broken = check_archive(path)
-        if broken is None:
-            return path, problems
-        problems.append(f'{path}: {broken}')
+        found = _reason(named, marker)
+        if found is None:
+            return named, []
+        reason = found
+        if not osp.isdir(named):
+            places = list(dict.fromkeys([osp.abspath(osp.dirname(named) or work_dir), *places]))
+    problems = [reason]
+    path = _newest_of_whole(places, first, None if first else named, problems)
+    if path is not None:
+        return path, problems
+    if named is None:
+        return None, problems[1:]  # a save that was killed before the marker, if anything
     if named == '' and len(problems) == 1:
         return None, problems  # a run that ended before its first save
     listed = '\n  '.join(problems)
@@ -72,11 +79,32 @@ def newest_whole(work_dir: str, folders: Iterable[str] = ()) -> tuple[str | None
     )
 
 
+def is_elsewhere(path: str, folders: Iterable[str]) -> bool:
+    """Whether a local file is in none of the folders."""
+    if '://' in path or not osp.dirname(path):
+        return False
+    return osp.realpath(osp.dirname(path)) not in map(osp.realpath, folders)
+
+
 def newest_of(cfg: Any) -> tuple[str | None, list[str]]:
-    """As `newest_whole`, where a config puts its checkpoints."""
-    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
-    out_dir, name = hook.get('out_dir'), osp.basename(cfg.work_dir.rstrip(osp.sep))
-    return newest_whole(cfg.work_dir, [osp.join(out_dir, name)] if out_dir else [])
+    """Return `newest_whole` of the folders that a config puts its checkpoints into."""
+    takes_folders = cfg.get('runner_type', 'Runner') != 'Runner'
+    return newest_whole(cfg.work_dir, out_dirs_of(cfg), takes_folders)
+
+
+def out_dirs_of(cfg: Any) -> list[str]:
+    """Return the local folders other than the work dir that checkpoints of a config go to."""
+    default = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    hooks = [default, *(hook for hook in cfg.get('custom_hooks') or () if isinstance(hook, dict))]
+    name = osp.basename(osp.abspath(cfg.work_dir))
+    return [
+        osp.join(str(hook['out_dir']), name)
+        for hook in hooks
+        if (hook is default or str(hook.get('type')).endswith('CheckpointHook'))
+        and hook.get('out_dir')
+        and '://' not in str(hook['out_dir'])
+        and hook.get('backend_args') is None
+    ]
 
 
 def how_to_go_on(cfg: Any) -> str:
@@ -90,10 +118,55 @@ def how_to_go_on(cfg: Any) -> str:
     return f'; newest checkpoint: {newest}\ngo on from it with the same command and --resume'
 
 
+def kept_steps(path: str) -> list[int]:
+    """Return the steps whose checkpoints a training kept when it saved this one."""
+    hub = _content(path).get('message_hub')
+    info = hub.get('runtime_info') if isinstance(hub, dict) else None
+    steps = info.get('keep_ckpt_ids') if isinstance(info, dict) else None
+    return list(steps) if isinstance(steps, (list, tuple)) else []
+
+
+def _named_by(marker: str) -> str | None:
+    if not osp.isfile(marker):
+        return None
+    with open(marker, encoding='utf-8', errors='replace') as file:
+        return file.read().strip()
+
+
+def _same_name(named: str, places: list[str]) -> str | None:
+    found = (osp.join(place, osp.basename(named)) for place in places)
+    return next((path for path in found if osp.isfile(path)), None)
+
+
+def _newest_of_whole(
+    places: list[str], first: str | None, skipped: str | None, problems: list[str]
+) -> str | None:
+    """Return `first` if it is whole, else the one that is furthest; note why others are not."""
+    found = []
+    for path in _checkpoints(place for place in places if osp.isdir(place)):
+        if skipped and osp.isfile(skipped) and osp.samefile(path, skipped):
+            continue
+        try:
+            iterations = _iterations(path)
+            if iterations is not None:
+                found.append((path == first, iterations, osp.getmtime(path), path))
+        except (ValueError, OSError) as error:
+            broken = check_archive(path)
+            problems.append(f'{path}: {broken}' if broken else str(error).splitlines()[0])
+    for _, _, _, path in sorted(found, reverse=True):
+        broken = check_archive(path)
+        if broken is None:
+            return path
+        problems.append(f'{path}: {broken}')
+    return None
+
+
 def _reason(named: str, marker: str) -> str | None:
     """Why the checkpoint that the marker names is not to be used."""
     if not named:
         return f'{marker} is empty'
+    if osp.isdir(named):
+        return f'{marker} names {named}, which is a folder'
     if not osp.isfile(named):
         return f'{marker} names {named}, which does not exist'
     broken = check_archive(named)
@@ -116,13 +189,16 @@ def _checkpoints(folders: Iterable[str]) -> list[str]:
 
 
 def _iterations(path: str) -> int | None:
-    """How far a training was; None where the file holds none, as one that was published.
-
-    Only the file's table of contents is read.
-    """
-    content: Any = load_from_local(path, 'cpu', mmap=True, check=False)
-    if not isinstance(content, dict) or 'message_hub' not in content:
+    """Return how far a training was; None where the file holds none, as one that was published."""
+    content = _content(path)
+    if 'message_hub' not in content:
         return None
     meta = content.get('meta')
     iterations = meta.get('iter') if isinstance(meta, dict) else None
     return iterations if isinstance(iterations, int) else None
+
+
+def _content(path: str) -> dict:
+    """Read a file's table of contents, not its tensors; {} where it is no checkpoint."""
+    content: Any = load_from_local(path, 'cpu', mmap=True, check=False)
+    return content if isinstance(content, dict) else {}

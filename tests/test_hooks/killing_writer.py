@@ -8,6 +8,7 @@ WRITER_TAKES_ALL whether the training is killed too, WRITER_DELAY seconds before
 
 import builtins
 import os
+import re
 import runpy
 import signal
 import struct
@@ -30,12 +31,16 @@ def step(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def shown(path):
+    """The name of a file, but for what makes that of a temporary one unique."""
+    return re.sub(r'\.[0-9a-f]{8}-\d+-[0-9a-f]{8}(?=\.mmtempo-tmp$)', '', os.path.basename(path))
+
+
 def before(owner, name):
     original = getattr(owner, name)
 
     def stepping(first, *args, **kwargs):
-        target = first if isinstance(first, str) else ''
-        step(f'{name} {os.path.basename(target)}')
+        step(f'{name} {shown(first) if isinstance(first, str) else ""}')
         return original(first, *args, **kwargs)
 
     setattr(owner, name, stepping)
@@ -59,13 +64,13 @@ struct.pack = packing
 
 def opening(path, mode='r', *args, **kwargs):
     if 'w' in mode and not path.startswith('/proc/'):
-        step(f'open {os.path.basename(path)}')
+        step(f'open {shown(path)}')
     return plain_open(path, mode, *args, **kwargs)
 
 
 def opening_directly(path, flags, *args):
     if flags & os.O_CREAT:
-        step(f'open {os.path.basename(path)}')
+        step(f'open {shown(path)}')
     return plain_os_open(path, flags, *args)
 
 

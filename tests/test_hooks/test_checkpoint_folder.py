@@ -92,7 +92,46 @@ def test_what_a_crash_has_left_is_removed(tmp_path: Path) -> None:
     folder.prepare(runner, hook)
     assert not [name for name in left if Path(name).exists()]
     assert all(Path(name).exists() for name in others)
-    assert 'what an interrupted save had left: .iter_3.pth.mmtempo-tmp' in log_of(runner)
+    for name in left:
+        assert f'what an interrupted save had left: {Path(name).name}' in log_of(runner)
+
+
+def trained(work: Path, length: int, resume: bool = False, **options: Any) -> str:
+    """Train, and return the log of this training."""
+    options = {'train_cfg.max_iters': length, 'resume': resume} | options
+    runner = Runner.from_cfg(saving.saving(work, **options))
+    runner.train()
+    return log_of(runner)
+
+
+def test_what_retention_had_chosen_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    work = tmp_path / 'work'
+    trained(work, 3)
+    for name in ('iter_3.pth', 'iter_3_mine.pth', 'iter_03.pth'):
+        shutil.copy(work / 'iter_3.pth', tmp_path / name)
+    trained(work, 9, resume=True)
+    assert saving.steps(work) == [6, 9]
+    # As after a kill between marker and removal; next to copies, and files of other origin.
+    for path in tmp_path.glob('*.pth'):
+        shutil.copy(path, work)
+    shutil.copy(work / 'iter_9.pth', work / 'iter_1.pth')  # retention has not chosen it
+    torch.save({}, work / 'iter_2.pth')
+    shutil.copy(tmp_path / 'iter_3.pth', work / 'iter_30.pth')  # newer than all that are kept
+    before = set(saving.files(work))
+    log = trained(work, 10, resume=True)
+    assert f'Removed {work}/iter_3.pth, which an interrupted save had left above' in log
+    # The new one, and what it replaces.
+    assert set(saving.files(work)) == before - {'iter_3.pth', 'iter_6.pth'} | {'iter_10.pth'}
+
+
+def test_checkpoints_of_an_earlier_training_are_named(tmp_path: Path) -> None:
+    work = tmp_path / 'work'
+    says = '3 checkpoint(s) of an earlier training (iter_3.pth, iter_6.pth, iter_9.pth) are there'
+    keep_all = {'default_hooks.checkpoint.max_keep_ckpts': -1}
+    assert 'of an earlier training' not in trained(work, 9, **keep_all)
+    assert 'of an earlier training' not in trained(work, 9, resume=True, **keep_all)
+    assert f'{work}: {says}' in trained(work, 3, **keep_all)
+    assert saving.steps(work) == [3, 6, 9]
 
 
 @pytest.mark.parametrize(

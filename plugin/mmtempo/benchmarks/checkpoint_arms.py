@@ -92,7 +92,9 @@ class _Thread(durable_writer._Worker):
     def start(self) -> None:
         """Without a process."""
 
-    def _do(self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str]) -> None:
+    def _do(
+        self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str], after: Any
+    ) -> None:
         start = time.perf_counter()
         self._snapshot.finish()
         save.staged = time.perf_counter() - start

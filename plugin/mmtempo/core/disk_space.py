@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 
-from .writer_process import TEMPORARY, remove
+from .writer_process import TEMPORARY, remove_abandoned
 
 
 def shortage(folder: str, size: int, files: int) -> int:
@@ -19,11 +18,11 @@ def shortage(folder: str, size: int, files: int) -> int:
 
 
 def remove_leftovers(folder: str) -> list[str]:
-    """Remove what a writer that was killed has left; the names of what could be."""
-    removed = []
-    for name in sorted(os.listdir(folder)):
-        if name.startswith('.') and name.endswith(TEMPORARY):
-            with contextlib.suppress(OSError):  # somebody else's
-                remove(os.path.join(folder, name))
-                removed.append(name)
-    return removed
+    """Remove the temporary files of writers that were killed; return the names of the removed."""
+    return [
+        name
+        for name in sorted(os.listdir(folder))
+        if name.startswith('.')
+        and name.endswith(TEMPORARY)
+        and remove_abandoned(os.path.join(folder, name))
+    ]

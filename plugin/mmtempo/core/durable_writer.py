@@ -18,6 +18,7 @@ import torch
 
 from . import writer_process
 from .archive import records_of
+from .disk_space import remove_leftovers
 from .snapshot import Snapshot
 from .staging import StagingArea
 from .stall_limit import StallLimit
@@ -143,6 +144,7 @@ class DurableWriter:
         marker: tuple[str, str] | None = None,
         remove: Collection[str] = (),
         late: Collection[int] = (),
+        after: Save | None = None,
     ) -> Save:
         """Start to save; waits for the save before.
 
@@ -152,6 +154,8 @@ class DurableWriter:
             remove: What they replace. Defaults to ().
             late: Addresses of tensors that nothing changes before the next `fence`.
                 Defaults to ().
+            after: A save of another writer, to be complete before this one changes the disk.
+                Defaults to None.
         """
         if not self._end.alive:
             raise RuntimeError('the writer is closed')
@@ -159,7 +163,7 @@ class DurableWriter:
         save = Save([path for path, _ in files])
         self._worker.prepare(save)
         trees = self._snapshot.take([tree for _, tree in files], late)
-        self._worker.give(save, trees, marker, list(remove))
+        self._worker.give(save, trees, marker, list(remove), after)
         self._last = save
         return save
 
@@ -316,7 +320,9 @@ class _Worker:
         self._stop_process()
         self._area.close()
 
-    def _do(self, save: Save, trees: list, marker: Any, remove: list[str]) -> None:
+    def _do(
+        self, save: Save, trees: list, marker: Any, remove: list[str], after: Save | None
+    ) -> None:
         time.sleep(GRACE)
         start = time.perf_counter()
         self._snapshot.finish()
@@ -328,6 +334,8 @@ class _Worker:
             marker=marker,
             remove=remove,
         )
+        if after is not None:
+            after._done.wait()
         start = time.perf_counter()
         answer = self._ask(job, save)
         save.seconds = time.perf_counter() - start
@@ -345,16 +353,20 @@ class _Worker:
             except DEAD:
                 process.kill()  # two processes must not write the same files
                 self._stop_process()
+                self._remove_leftovers([*save.paths, *(job['marker'] or ())[:1]])
             finally:
                 self._asked = None
-            for path, _ in [*job['files'], *filter(None, [job['marker']])]:
-                with contextlib.suppress(OSError):
-                    os.remove(writer_process.temporary_of(path))
         if self._abandoned:
             raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
         save.fallback = self._why_none
         save.report(0)
         return writer_process.do(job, self._area.memory, save.report)
+
+    @staticmethod
+    def _remove_leftovers(paths: list[str]) -> None:
+        for folder in {os.path.dirname(path) or '.' for path in paths}:
+            with contextlib.suppress(OSError):
+                remove_leftovers(folder)
 
     def _stop_process(self) -> None:
         process, self._process = self._process, None

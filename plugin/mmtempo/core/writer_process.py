@@ -23,18 +23,21 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-with contextlib.suppress(ImportError):  # Windows
+try:
     import fcntl
+except ImportError:  # Windows, which does not rename or remove a file that is open
+    fcntl = None  # type: ignore[assignment]
 
-# Nobody else's: what is left of an earlier crash is known by it.
-TEMPORARY = '.mmtempo-tmp'
+TEMPORARY = '.mmtempo-tmp'  # ends the names of files that are not complete
+STALE = 3600  # seconds after which a temporary file of another host counts as abandoned
 FOLDER = 'archive'  # as torch names it where it is not given a file
 ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
 PAGE = mmap.PAGESIZE
@@ -53,8 +56,80 @@ checksum = zlib.crc32
 
 
 def temporary_of(path: str) -> str:
+    """Return a new name next to `path`: `.NAME.HOST-PID-RANDOM.mmtempo-tmp`."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, f'.{name}{TEMPORARY}')
+    owner = f'{_host()}-{os.getpid()}-{os.urandom(4).hex()}'
+    return os.path.join(folder, f'.{name}.{owner}{TEMPORARY}')
+
+
+def _host() -> str:
+    return f'{zlib.crc32(socket.gethostname().encode()):08x}'
+
+
+@contextlib.contextmanager
+def new_temporary(path: str) -> Iterator[str]:
+    """Make an empty file next to `path`, locked while the block runs; remove what is left of it.
+
+    `remove_abandoned` of any process spares it for as long as it is locked.
+    """
+    name, held = _create(path)
+    try:
+        if fcntl is None:
+            os.close(held)
+        yield name
+    except BaseException:
+        with contextlib.suppress(OSError):  # the folder has gone
+            os.remove(name)
+        raise
+    finally:
+        if fcntl is not None:
+            os.close(held)
+
+
+def _create(path: str) -> tuple[str, int]:
+    while True:
+        name = temporary_of(path)
+        held = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        if fcntl is None:
+            return name, held
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(name):
+                return name, held
+        except BlockingIOError:
+            pass
+        except OSError:  # no locks here: `remove_abandoned` cannot lock it either
+            return name, held
+        os.close(held)  # another process took it for abandoned before it was locked
+
+
+def remove_abandoned(path: str) -> bool:
+    """Remove a temporary file or folder unless a live process may use it; whether it was removed.
+
+    The kernel frees a lock when its holder dies, however it dies. Some network file systems lock
+    within one host only, so a file of another host must be untouched for `STALE` seconds as well.
+    """
+    is_of_this_host = f'.{_host()}-' in os.path.basename(path)
+    is_free = fcntl is None  # on Windows the removal itself fails while the file is open
+    try:
+        with contextlib.ExitStack() as stack:
+            if fcntl is not None:
+                file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                stack.callback(os.close, file)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    is_free = True
+                except BlockingIOError:
+                    return False
+                except OSError:
+                    pass  # no locks here
+            is_stale = time.time() - os.stat(path).st_mtime > STALE
+            if not (is_stale or (is_of_this_host and is_free)):
+                return False
+            remove(path)
+    except OSError:  # of another user, or removed meanwhile
+        return False
+    return True
 
 
 class DirectFile:
@@ -65,12 +140,12 @@ class DirectFile:
     is `flush`. Where the file system has no such files, an OSError.
 
     Args:
-        path: Is made, or made empty.
+        path: An empty file.
     """
 
     def __init__(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._file = os.open(path, flags | os.O_DIRECT, 0o666)
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        self._file = os.open(path, flags | os.O_DIRECT)
         self._position = 0
         self._buffer = memoryview(mmap.mmap(-1, LARGE))  # begins where a page does
         self._kept = 0  # bytes in it
@@ -134,11 +209,11 @@ class DirectFile:
 
 
 def open_to_write(path: str) -> Any:
-    """A `DirectFile` where there can be one, else a usual file."""
+    """Open an empty file: as a `DirectFile` where the file system has such, else as usual."""
     if hasattr(os, 'O_DIRECT'):
-        with contextlib.suppress(OSError):  # what else is wrong, the other one tells
+        with contextlib.suppress(OSError):  # any other error, the usual way raises again
             return DirectFile(path)
-    return open(path, 'wb')
+    return open(path, 'r+b')
 
 
 class Archive:
@@ -270,29 +345,25 @@ def sync_folder(path: str) -> None:
 
 
 def replace_durably(path: str, write: Any) -> int:
-    """Write beside `path`, sync, rename over it, sync the folder; returns the bytes written.
+    """Write a temporary file, sync it, rename it to `path`, sync the folder; return its bytes.
 
     At any moment `path` is the old file or the new one, whole.
     """
-    size = _replace(path, write)
+    found = _replace(path, write)
     sync_folder(os.path.dirname(path))
-    return size
+    return found.st_size
 
 
-def _replace(path: str, write: Any) -> int:
-    temporary = temporary_of(path)
-    try:
+def _replace(path: str, write: Any) -> os.stat_result:
+    """Return what tells the new file from one that another process puts in its place."""
+    with new_temporary(path) as temporary:
         with open_to_write(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
+        found = os.stat(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # it was not there, or the folder has gone
-            os.remove(temporary)
-        raise
-    return size
+    return found
 
 
 def remove(path: str) -> None:
@@ -318,10 +389,13 @@ def do(job: dict, memory: memoryview | None, report: Callable[[int], Any] = igno
     added = []
     try:
         for path, records in job['files']:
-            if not os.path.exists(path):
-                added.append(path)
+            is_new = not os.path.exists(path)
             write = functools.partial(write_archive, records=records, memory=memory, report=report)
-            written += replace_durably(path, write)
+            found = _replace(path, write)
+            written += found.st_size
+            if is_new:
+                added.append((path, found))
+            sync_folder(os.path.dirname(path))
             report(0)  # synced, which may take as long as writing
         if job['marker'] is not None:
             path, text = job['marker']
@@ -329,19 +403,23 @@ def do(job: dict, memory: memoryview | None, report: Callable[[int], Any] = igno
             added.clear()  # it names them
             sync_folder(os.path.dirname(path))
     except Exception as error:
-        # All of a save is there, or nothing of it: a file that no other one names is lost anyway.
-        for name in added:
+        # A save is complete or undone: a file that no other one names is lost anyway.
+        for name, own in added:
             with contextlib.suppress(OSError):  # the first reason is the one that is reported
-                remove(name)
+                if os.path.samestat(os.stat(name), own):  # not what another process put there
+                    remove(name)
         number, text = getattr(error, 'errno', None), getattr(error, 'strerror', None)
         return dict(error=(type(error).__name__, number, text or str(error), path))
     kept = []
     for path in job['remove']:
         try:
-            # First aside: what a kill leaves of it is known as a leftover.
+            # Renamed first: what a kill leaves of it is known as a leftover.
+            aside = temporary_of(path)
             if os.path.exists(path):
-                os.replace(path, temporary_of(path))
-            remove(temporary_of(path))
+                os.replace(path, aside)
+                remove(aside)
+        except FileNotFoundError:
+            pass  # another process has removed it
         except OSError as error:
             kept.append((path, error.strerror))
     return dict(error=None, written=written, seconds=time.perf_counter() - start, kept=kept)

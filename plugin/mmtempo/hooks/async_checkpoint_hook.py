@@ -10,6 +10,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from ..core.folder_lock import FolderLock
 from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
@@ -42,6 +43,11 @@ class AsyncCheckpointHook(CheckpointHook):
     there. Stock's loop over epochs cannot begin within one: `interrupted.pth` is saved, and the
     epoch is repeated; what counts iterations, as a schedule by iteration, goes on counting.
     `PrefetchEpochBasedTrainLoop` goes on where it was.
+
+    A training locks its work dir, and `out_dir`: a second one there ends with an error that names
+    the first. tools/train.py locks before anything is written; a Runner built by hand has by then
+    written its log and config. Several of these hooks in one training share lock and marker; the
+    marker names the newest file of any.
 
     Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
     itself, on their device: they may exchange them, but not change them in place.
@@ -93,14 +99,17 @@ class AsyncCheckpointHook(CheckpointHook):
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
         self._saving: CheckpointSaving | None = None  # None where stock saves
+        self._lock: FolderLock | None = None  # from `before_run` to `after_run` of a training
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
         self._stop = StopOnSignal(self._save_on_stop, self._abandon)
         self._fence = SnapshotFence(self._before_change, self._stop.go_on)
 
     def before_run(self, runner: Any) -> None:
+        if self._lock is None and folder.is_about_to_train(runner):
+            self._lock = folder.lock(runner, self, self._asked_dir)
         # Called twice: the fence takes a place before this hook while they are gone through.
         if self._fence.join(runner) and isinstance(runner, Runner):  # others may save folders
-            folder.mend_marker(runner, folder.resolved(runner, self._asked_dir))
+            folder.repair_marker(runner, folder.resolved(runner, self._asked_dir))
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if getattr(runner, '_resume', False):
@@ -116,6 +125,7 @@ class AsyncCheckpointHook(CheckpointHook):
                 'which holds the training up, and a signal ends the run without one.'
             )
             return
+        folder.prefer_own_best(self)
         if is_main_process():
             folder.prepare(runner, self)
         others = change_weights_after(self, runner)
@@ -166,6 +176,11 @@ class AsyncCheckpointHook(CheckpointHook):
                 self._saving = None
                 self._stop.end()
         super().after_train(runner)  # publishes what is durable now
+
+    def after_run(self, runner: Any) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def save_now(self, runner: Any) -> None:
         """Between two iterations: save, and return when that is durable.

@@ -18,6 +18,10 @@ from ..core.snapshot import TornError
 from ..core.timeline import charged_to
 from .checkpoint_content import changed_by_updates, checkpoint_of, unwrapped
 
+# Of each runner, whichever hook began it. Several hooks share a marker, which has to name the
+# newest of their files, so each save changes the disk after the earlier ones.
+_newest: weakref.WeakKeyDictionary[Any, Save] = weakref.WeakKeyDictionary()
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved, and the training must not go on as if it were."""
@@ -262,7 +266,9 @@ class CheckpointSaving:
         remove = [path for path in self._files.take() if path not in written]
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
-            batch.save = self._writer.save(batch.files, batch.marker, remove, late)
+            after = _newest.get(self._runner)
+            batch.save = self._writer.save(batch.files, batch.marker, remove, late, after)
+            _newest[self._runner] = batch.save
         except (OSError, MemoryError, RuntimeError) as error:
             batch.error = error  # no memory for the copy: as bad as no room on the disk
         else:
