@@ -297,14 +297,16 @@ def disturbed(work: Path, hooks: dict, disturbs: Disturbs) -> tuple[list[int], R
     """Train 60 iterations; return the steps whose scalars were written."""
     cfg = config(work, hooks, **{'train_cfg.max_iters': 60, 'train_cfg.val_interval': 25})
     with_evaluation(cfg).default_hooks.logger.log_metric_by_epoch = False
+    cfg.default_hooks.logger.interval = 2
     cfg.default_hooks.timer = dict(type='ThroughputMonitorHook')
     runner = Runner.from_cfg(cfg)
     runner.register_hook(disturbs)
     runner.train()
-    return [line['step'] for line in logged(work)], runner
+    # Not those of the monitor, which are lines of their own with a stock RuntimeInfoHook.
+    return [line['step'] for line in logged(work) if {'loss', 'seen'} & {*line}], runner
 
 
-ALL_STEPS = [10, 20, 25, 30, 40, 50, 50, 60, 60]
+ALL_STEPS = sorted([*range(2, 61, 2), 25, 50, 60])
 
 
 @pytest.mark.parametrize('hooks', [SPARSE, dict(SPARSE, runtime_info='RuntimeInfoHook')])
@@ -316,19 +318,22 @@ def test_full_disk_costs_lines_only(
     def free() -> None:
         (small_disk / 'all').unlink()
 
-    steps, runner = disturbed(work, hooks, Disturbs(at_12=lambda: fill(small_disk), at_45=free))
+    steps, runner = disturbed(work, hooks, Disturbs(at_5=lambda: fill(small_disk), at_55=free))
     assert runner.iter == 60
     missing = list(ALL_STEPS)
     for step in steps:
         missing.remove(step)
     assert missing
-    assert set(missing) < {20, 25, 30, 40}
+    assert 6 <= min(missing) <= max(missing) <= 54  # the last page of a file has some room
     for path in (runner._log_dir / Path('vis_data')).glob('*.json'):
         # Stock writes the file of this run first, and may have had room for that.
         assert {json.loads(line)['step'] for line in path.read_text().splitlines()} >= {*steps}
-    out = capfd.readouterr().out
-    assert out.count('scalars of the log: cannot write (No space left on device)') == 1
-    assert out.count(f'scalars of the log: written again; lines lost: {len(missing)}') == 1
+    out, err = capfd.readouterr()
+    # A short line may still fit where a long one did not.
+    lost = [int(one) for one in re.findall('scalars of the log: written again; .*: (.+)', out)]
+    assert out.count('scalars of the log: cannot write (No space left on') == len(lost) < 10
+    assert sum(lost) == len(missing)
+    assert err.count('--- Logging error') == 0
     assert (work / 'iter_60.pth').exists()
 
 
@@ -350,11 +355,15 @@ def test_work_dir_that_goes_and_comes_costs_lines_only(
 
     steps, runner = disturbed(work, SPARSE, Disturbs(at_12=remove, at_45=bring_back))
     assert runner.iter == 60
-    assert steps == [10, 50, 50, 60, 60]
+    assert steps == [step for step in ALL_STEPS if not 12 < step < 46]
     out = capfd.readouterr().out
     reason = 'Not a directory' if is_file else 'No such file or directory'
-    assert out.count(f'({reason}); the training continues') == 2
-    assert out.count('scalars of the log: written again; lines lost: 4') == 1
+    assert out.count(f'({reason}); the training continues') == 3
+    (log,) = work.rglob('*.log')
+    text = log.read_text()
+    assert [step for step in (10, 20, 50) if f'Iter(train) [{step}/60]' in text] == [10, 50]
+    assert text.count(f'{log.name}: written again; lines lost: ') == 1
+    assert out.count('scalars of the log: written again; lines lost: 17') == 1
     assert out.count('tempo.jsonl: written again; ') == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path as osp
 import sys
 import time
 from functools import cached_property
@@ -14,7 +13,9 @@ from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 
 from ..core.eta import RemainingTime
-from ..core.write_guard import WriteGuard, drop_cut_line
+from ..core.write_guard import WriteGuard
+from .guarded_scalars import GuardedScalars
+from .log_file import LogFile
 from .progress_bar import ProgressBar
 from .sparse_scalars import SparseScalars
 
@@ -45,6 +46,7 @@ class SparseLoggerHook(LoggerHook):
 
     A line that cannot be written, as on a full disk, is dropped: the first one is reported, the
     next ones are tried and counted. Visualizer backends after the one that fails miss it as well.
+    The same holds for the `.log` file.
 
     Args:
         progress: A live bar below the log: 'bar', 'off', or 'auto', where standard output is a
@@ -71,6 +73,7 @@ class SparseLoggerHook(LoggerHook):
 
     def before_run(self, runner: Any) -> None:
         super().before_run(runner)
+        LogFile.take_over(runner.logger)
         # As an error: mmengine drops a warning that it has shown before.
         self._guard = WriteGuard('scalars of the log', runner.logger.error)
 
@@ -156,8 +159,8 @@ class SparseLoggerHook(LoggerHook):
         )
         return self._remaining.left(total - done, _evaluations_left(runner, done), saves)
 
-    def _guarded(self, runner: Any, along: dict | None = None) -> _Scalars:
-        return _Scalars(runner, self._guard, self.json_log_path, along)
+    def _guarded(self, runner: Any, along: dict | None = None) -> GuardedScalars:
+        return GuardedScalars(runner, self._guard, self.json_log_path, along)
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -194,40 +197,10 @@ def _times_left(done: int, total: int, interval: int, at_end: bool) -> int:
     return max(0, last - done // interval)
 
 
-class _Scalars:
-    """The visualizer, whose failing writes do not end the training.
-
-    Args:
-        runner: Of the visualizer.
-        guard: Reports and counts what is not written.
-        file_path: Name of the file of this run, next to `scalars.json`.
-        along: Further scalars of the same step. Defaults to None.
-    """
-
-    def __init__(
-        self, runner: Any, guard: WriteGuard, file_path: str, along: dict | None = None
-    ) -> None:
-        self._visualizer, self._guard, self._along = runner.visualizer, guard, along or {}
-        folder = osp.join(runner.log_dir, 'vis_data')
-        self._files = [osp.join(folder, name) for name in (file_path, 'scalars.json')]
-
-    def add_scalars(self, scalars: dict, *args: Any, **kwargs: Any) -> None:
-        scalars = {**scalars, **self._along}
-        if not self._guard.write(lambda: self._visualizer.add_scalars(scalars, *args, **kwargs)):
-            for path in self._files:  # stock tools read them line by line
-                drop_cut_line(path)
-
-    def close(self) -> None:
-        self._guard.write(self._visualizer.close, lines=0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._visualizer, name)
-
-
 class _View:
     """The runner with another visualizer."""
 
-    def __init__(self, runner: Any, visualizer: _Scalars) -> None:
+    def __init__(self, runner: Any, visualizer: GuardedScalars) -> None:
         self._runner, self.visualizer = runner, visualizer
 
     def __getattr__(self, name: str) -> Any:
@@ -237,7 +210,7 @@ class _View:
 class _Moment(_View):
     """The runner as it was at a log point, for what is written later."""
 
-    def __init__(self, runner: Any, scalars: SparseScalars, visualizer: _Scalars) -> None:
+    def __init__(self, runner: Any, scalars: SparseScalars, visualizer: GuardedScalars) -> None:
         super().__init__(runner, visualizer)
         self.scalars, self.window = scalars, scalars.send()
         self.iter, self.epoch = runner.iter, runner.epoch

@@ -27,6 +27,7 @@ from ..core.tempo_meter import TempoMeter
 from ..core.timeline import FIRST, NANO, Timeline, activate, charged_to, deactivate
 from ..core.write_guard import WriteGuard
 from .checkpoint_content import optimizers_of
+from .guarded_scalars import GuardedScalars
 from .hook_marks import VISUALIZER, HookMarks
 from .monitor_options import MonitorOptions
 from .rank_spread import RankSpread
@@ -277,7 +278,7 @@ class TrainingMonitor:
             runner.message_hub.runtime_info[ALONG] = scalars
         else:
             with charged_to(VISUALIZER):  # a slow one is not the monitor's doing
-                self._guard.write(lambda: runner.visualizer.add_scalars(scalars, step=iteration))
+                GuardedScalars(runner, self._guard).add_scalars(scalars, step=iteration)
 
     def _gather(self, iteration: int) -> None:
         """What watches beside the timeline have found."""
