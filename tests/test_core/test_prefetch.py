@@ -111,6 +111,9 @@ class FakeDevice:
         seam = SimpleNamespace(
             current_stream=lambda device: self.current,
             set_stream=lambda stream: setattr(self, 'current', stream),
+            is_available=lambda: True,
+            current_device_index=lambda: 0,
+            set_device_index=lambda index: None,
         )
         monkeypatch.setattr(torch, 'accelerator', seam, raising=False)
         monkeypatch.setattr(torch, 'Stream', lambda device: self.side)

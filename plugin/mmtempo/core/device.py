@@ -81,14 +81,18 @@ class SideStream:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """What the device is given inside runs on this stream, behind all that it was given."""
+        """Run what the device is given inside on this stream, after all that it was given."""
+        current = current_device_index()
         computing = self._streams.current_stream(self._device)
         self._stream.wait_stream(computing)
         self._streams.set_stream(self._stream)
         try:
             yield
         finally:
+            # Setting a stream makes its device the current one.
             self._streams.set_stream(computing)
+            if current is not None:
+                set_device_index(current)
 
     def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         """Start copies (target, source), behind all that the device was given; returns an event."""
