@@ -35,9 +35,11 @@ def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def pin_in_place(memory: torch.Tensor, device: torch.device) -> bool:
-    """Make host memory that exists already fit for asynchronous copies; whether the device can.
+    """Make existing host memory fit for asynchronous copies; return whether the device can.
 
-    Where it cannot, copies are right all the same, but they hold the host up.
+    Where it cannot, copies are right all the same, but they hold the host up. So it is on every
+    accelerator other than CUDA and ROCm: `Tensor.pin_memory` works there, but returns new memory,
+    and torch has no function that pins memory which is shared with another process.
     """
     if device.type != 'cuda':
         return False

@@ -64,7 +64,8 @@ def _heads(model: torch.nn.Module) -> Iterator[tuple[str, BaseDecodeHead]]:
     for name in ('decode_head', 'auxiliary_head'):
         part = getattr(model, name, None)
         is_list = isinstance(part, torch.nn.ModuleList)
-        for number, head in enumerate(part if is_list else [part]):
+        heads: list[Any] = list(part) if isinstance(part, torch.nn.ModuleList) else [part]
+        for number, head in enumerate(heads):
             if isinstance(head, BaseDecodeHead):
                 yield f'model.{name}[{number}]' if is_list else f'model.{name}', head
 
