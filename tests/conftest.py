@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import subprocess
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported. Few cores and many short runs, several of them at a time under
@@ -55,6 +58,27 @@ def own_bev_root(bev_root: str, tmp_path: Path) -> Path:
     import shutil
 
     return Path(shutil.copytree(bev_root, tmp_path / 'bev'))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB."""
+    folder = tmp_path / 'small'
+    folder.mkdir()
+    mounted = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=400k', 'none', folder], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip('no file system may be mounted here')
+    yield folder
+    subprocess.run(['umount', '-l', folder], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Take all room that is left, in a file `all`."""
+    with open(disk / 'all', 'wb', buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
 
 
 def next_name() -> str:

@@ -134,8 +134,16 @@ class FakeStreams:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, has_seam: bool) -> None:
         self.asked: list[Any] = []
         self.events, self.is_done = 0, False
-        self.current = self.stream('computing')
-        seam = SimpleNamespace(current_stream=self.current_stream, set_stream=self.set_stream)
+        self.current, self.index = self.stream('computing'), 0
+        seam = SimpleNamespace(
+            current_stream=self.current_stream,
+            set_stream=self.set_stream,
+            is_available=lambda: True,
+            current_device_index=lambda: self.index,
+            set_device_index=self.set_device,
+            current_device=lambda: self.index,  # before torch 2.6
+            set_device=self.set_device,
+        )
         new = dict(Stream=lambda device: self.stream(f'side of {device}'), Event=self.event)
         if has_seam:
             monkeypatch.setattr(torch, 'accelerator', seam, raising=False)
@@ -144,7 +152,7 @@ class FakeStreams:
         else:  # before torch 2.6
             monkeypatch.delattr(torch, 'accelerator', raising=False)
             for name, value in {**vars(seam), **new}.items():
-                monkeypatch.setattr(torch.cuda, name, value)
+                monkeypatch.setattr(torch.cuda, name, value, raising=False)
 
     def stream(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(
@@ -167,7 +175,10 @@ class FakeStreams:
         return self.current
 
     def set_stream(self, stream: SimpleNamespace) -> None:
-        self.current = stream
+        self.current, self.index = stream, 1  # as on a device
+
+    def set_device(self, index: int) -> None:
+        self.index = index
 
     def pair(self, name: str) -> tuple[Any, Any]:
         def copy(source: str, non_blocking: bool) -> None:
@@ -191,7 +202,7 @@ def test_copies_beside_what_the_device_computes(
         ('side of cuda:1', 'copies', 'b', True),
         ('event', 'side of cuda:1'),
     ]
-    assert fake.current.name == 'computing'
+    assert (fake.current.name, fake.index) == ('computing', 0)
     stream.hold(event)
     assert fake.asked[4:] == [('computing', 'waits for', 'event')]
     stream.wait(event)
@@ -231,4 +242,4 @@ def test_a_failure_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     stream = SideStream(torch.device('cuda:1'))
     with pytest.raises(RuntimeError, match='broken'):
         stream.copy([fake.pair('broken')])
-    assert fake.current.name == 'computing'
+    assert (fake.current.name, fake.index) == ('computing', 0)

@@ -111,6 +111,9 @@ class FakeDevice:
         seam = SimpleNamespace(
             current_stream=lambda device: self.current,
             set_stream=lambda stream: setattr(self, 'current', stream),
+            is_available=lambda: True,
+            current_device_index=lambda: 0,
+            set_device_index=lambda index: None,
         )
         monkeypatch.setattr(torch, 'accelerator', seam, raising=False)
         monkeypatch.setattr(torch, 'Stream', lambda device: self.side)
@@ -389,3 +392,14 @@ def test_closing_lets_go_of_what_was_staged(device: FakeDevice) -> None:
     assert source.taken == 2
     assert len(device.free[device.side]) == device.blocks - 1  # all but the one handed out
     del tensor
+
+
+def test_stop_iteration_in_staging_does_not_end_the_batches(device: FakeDevice) -> None:
+    def stage(batch: HostBatch) -> Tensor:
+        if batch.number == 1:
+            raise StopIteration
+        return device.stage(batch)
+
+    prefetcher = DevicePrefetcher(Source(map(HostBatch, range(3))), stage, SideStream(DEVICE))
+    with pytest.raises(RuntimeError, match='staging a batch raised StopIteration'):
+        list(prefetcher)

@@ -12,6 +12,8 @@ import pytest
 
 from mmtempo.core.run_record import LINES, SUMMARY, RunRecord, to_json
 
+from ..conftest import fill
+
 
 def record(folder: Path, said: list[str] | None = None, **options: object) -> RunRecord:
     return RunRecord(str(folder), [].append if said is None else said.append, **options)  # type: ignore[arg-type]
@@ -49,14 +51,48 @@ def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [SUMMARY]
 
 
-def test_what_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+def test_failures_are_reported_once_and_so_is_recovery(tmp_path: Path) -> None:
     said: list[str] = []
-    one = record(tmp_path / 'missing', said)
-    for _ in range(3):
-        one.append([dict(a=1)])
-        one.summarise(dict(a=1))
-    assert len(said) == 1
-    assert 'tempo.jsonl cannot be written (No such file or directory)' in said[0]
+    folder = tmp_path / 'missing'
+    one = record(folder, said)
+    for number in range(3):
+        one.append([dict(a=number), dict(b=number)])
+        one.summarise(dict(a=number))
+    assert len(said) == 2
+    for name, text in zip((LINES, SUMMARY), said):
+        assert text.startswith(f'{name}: cannot write {folder}/{name}')
+        assert '(No such file or directory)' in text
+    folder.mkdir()
+    one.append([dict(a=3)])
+    one.summarise(dict(a=3))
+    assert said[2:] == [
+        f'{LINES}: written again; lines lost: 6',
+        f'{SUMMARY}: written again',
+    ]
+    assert (folder / LINES).read_text() == '{"a":3}\n'
+    assert json.loads((folder / SUMMARY).read_text()) == dict(a=3)
+
+
+def test_full_disk_leaves_no_part_of_a_line(small_disk: Path) -> None:
+    said: list[str] = []
+    one = record(small_disk, said)
+    one.append([dict(a=1)])
+    one.summarise(dict(a=1))
+    fill(small_disk)
+    written = -1
+    while not said:  # the last page of the file has room for some lines
+        one.append([dict(b='x' * 300), dict(c='x' * 300)])
+        written += 1
+    one.append([dict(a=2)])
+    one.summarise(dict(a='x' * 9000))
+    (small_disk / 'all').unlink()
+    one.append([dict(a=3)])
+    rows = [json.loads(line) for line in (small_disk / LINES).read_text().splitlines()]
+    assert [key for row in rows for key in row] == ['a', *['b', 'c'] * written, 'a', 'a']
+    assert [row['a'] for row in rows if 'a' in row] == [1, 2, 3]
+    assert sorted(os.listdir(small_disk)) == [LINES, SUMMARY]
+    assert json.loads((small_disk / SUMMARY).read_text()) == dict(a=1)
+    assert f'{LINES}: written again; lines lost: 2' in said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from mmtempo.core import WaitCensus
+from mmtempo.core import WaitCensus, waits
 
 VALUES = torch.tensor([1.0, -2.0, 3.0])
 
@@ -146,6 +146,7 @@ def test_where_cuda_is_its_own_reports_are_taken_too(monkeypatch: pytest.MonkeyP
     """On a fake CUDA that reports as the real one does."""
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(waits, 'current_device_index', lambda: 0)
     monkeypatch.setattr(torch.cuda, 'set_sync_debug_mode', modes.append)
     with WaitCensus() as census:
         assert modes == ['warn']
@@ -157,3 +158,13 @@ def test_where_cuda_is_its_own_reports_are_taken_too(monkeypatch: pytest.MonkeyP
     (wait,) = census.synchronised
     assert wait.where.startswith(__file__)
     assert census.table() == [(wait, 1)]
+
+
+def test_no_device_is_imagined_where_another_accelerator_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waits, 'current_device_index', lambda: 0)
+    with WaitCensus() as census:
+        VALUES.sum().item()  # on the host, since there is a device
+        VALUES.tolist()
+    assert census.table() == []

@@ -117,19 +117,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / 'work/iter_24.pth'
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    folder = tmp_path / 'small'
-    folder.mkdir()
-    mounted = subprocess.run(
-        ['mount', '-t', 'tmpfs', '-o', 'size=400k', 'none', folder], capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip('no file system may be mounted here')
-    yield folder
-    subprocess.run(['umount', '-l', folder], check=True)
-
-
 def attributes_can_be_set(folder: Path) -> bool:
     if shutil.which('chattr') is None:
         return False

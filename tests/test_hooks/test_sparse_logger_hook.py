@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import logging
 import os
 import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,7 @@ from mmtempo.hooks.progress_bar import ProgressBar, close_bars
 from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook, writes_line
 from mmtempo.hooks.sparse_scalars import SparseScalars
 
-from ..conftest import ROOT
+from ..conftest import ROOT, fill
 from ..test_core.test_scalar_rows import SlowCopy
 from .toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, with_evaluation
 
@@ -279,3 +281,112 @@ def test_the_bar_comes_in_a_terminal_and_not_in_a_pipe(is_terminal: bool, tmp_pa
     assert (hides in output) == is_terminal
     assert (shows in output) == is_terminal
     assert output.count(b'Iter(train)') == 3
+
+
+class Disturbs(Hook):
+    """Calls a function before an iteration."""
+
+    def __init__(self, **at: Callable[[], object]) -> None:
+        self.at = {int(key.removeprefix('at_')): call for key, call in at.items()}
+
+    def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        self.at.get(runner.iter, bool)()
+
+
+def disturbed(work: Path, hooks: dict, disturbs: Disturbs) -> tuple[list[int], Runner]:
+    """Train 60 iterations; return the steps whose scalars were written."""
+    cfg = config(work, hooks, **{'train_cfg.max_iters': 60, 'train_cfg.val_interval': 25})
+    with_evaluation(cfg).default_hooks.logger.log_metric_by_epoch = False
+    cfg.default_hooks.logger.interval = 2
+    cfg.default_hooks.timer = dict(type='ThroughputMonitorHook')
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(disturbs)
+    runner.train()
+    # Not those of the monitor, which are lines of their own with a stock RuntimeInfoHook.
+    return [line['step'] for line in logged(work) if {'loss', 'seen'} & {*line}], runner
+
+
+ALL_STEPS = sorted([*range(2, 61, 2), 25, 50, 60])
+
+
+@pytest.mark.parametrize('hooks', [SPARSE, dict(SPARSE, runtime_info='RuntimeInfoHook')])
+def test_full_disk_costs_lines_only(
+    hooks: dict, small_disk: Path, capfd: pytest.CaptureFixture
+) -> None:
+    work = small_disk / 'work'
+
+    def free() -> None:
+        (small_disk / 'all').unlink()
+
+    steps, runner = disturbed(work, hooks, Disturbs(at_5=lambda: fill(small_disk), at_55=free))
+    assert runner.iter == 60
+    missing = list(ALL_STEPS)
+    for step in steps:
+        missing.remove(step)
+    assert missing
+    assert 6 <= min(missing) <= max(missing) <= 54  # the last page of a file has some room
+    for path in (runner._log_dir / Path('vis_data')).glob('*.json'):
+        # Stock writes the file of this run first, and may have had room for that.
+        assert {json.loads(line)['step'] for line in path.read_text().splitlines()} >= {*steps}
+    out, err = capfd.readouterr()
+    # A short line may still fit where a long one did not.
+    lost = [int(one) for one in re.findall('scalars of the log: written again; .*: (.+)', out)]
+    assert out.count('scalars of the log: cannot write (No space left on') == len(lost) < 10
+    assert sum(lost) == len(missing)
+    assert err.count('--- Logging error') == 0
+    assert (work / 'iter_60.pth').exists()
+
+
+@pytest.mark.parametrize('is_file', [True, False])
+def test_work_dir_that_goes_and_comes_costs_lines_only(
+    is_file: bool, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    work, away = tmp_path / 'work', tmp_path / 'away'
+
+    def remove() -> None:
+        work.rename(away)
+        if is_file:
+            work.touch()
+
+    def bring_back() -> None:
+        if is_file:
+            work.unlink()
+        away.rename(work)
+
+    steps, runner = disturbed(work, SPARSE, Disturbs(at_12=remove, at_45=bring_back))
+    assert runner.iter == 60
+    assert steps == [step for step in ALL_STEPS if not 12 < step < 46]
+    out = capfd.readouterr().out
+    reason = 'Not a directory' if is_file else 'No such file or directory'
+    assert out.count(f'({reason}); the training continues') == 3
+    (log,) = work.rglob('*.log')
+    text = log.read_text()
+    assert [step for step in (10, 20, 50) if f'Iter(train) [{step}/60]' in text] == [10, 50]
+    assert text.count(f'{log.name}: written again; lines lost: ') == 1
+    assert out.count('scalars of the log: written again; lines lost: 17') == 1
+    assert out.count('tempo.jsonl: written again; ') == 1
+
+
+def test_work_dir_that_stays_away(tmp_path: Path) -> None:
+    work, away = tmp_path / 'work', tmp_path / 'away'
+    cfg = config(work, SPARSE, **{'train_cfg.max_iters': 40})
+    cfg.default_hooks.checkpoint = None
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Disturbs(at_12=lambda: work.rename(away)))
+    runner.train()
+    assert runner.iter == 40
+    assert [line['step'] for line in logged(away)] == [10]
+
+
+def test_full_disk_does_not_hide_a_test_result(
+    small_disk: Path, capfd: pytest.CaptureFixture
+) -> None:
+    cfg = with_evaluation(config(small_disk / 'work', SPARSE))
+    cfg.test_dataloader, cfg.test_evaluator = cfg.val_dataloader, cfg.val_evaluator
+    cfg.test_cfg = dict(type='TestLoop')
+    runner = Runner.from_cfg(cfg)
+    fill(small_disk)
+    assert runner.test() == dict(seen=40.0)
+    out = capfd.readouterr().out
+    assert 'seen: 40.0' in out
+    assert 'scalars of the log: cannot write' in out

@@ -37,7 +37,7 @@ class Failing(Noisy):
     """Fails at sample 6.
 
     Args:
-        how: 'raise', 'die' as by the kernel's hand, 'hang', or 'exit'.
+        how: 'raise', 'stop' with a StopIteration, 'die' as by the kernel's hand, 'hang', or 'exit'.
     """
 
     def __init__(self, how: str) -> None:
@@ -50,6 +50,8 @@ class Failing(Noisy):
         if index == 6:
             if self.how == 'raise':
                 raise ZeroDivisionError('no such pixel')
+            if self.how == 'stop':
+                next(iter(()))
             if self.how == 'die':
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.how == 'exit':

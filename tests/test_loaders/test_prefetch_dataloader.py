@@ -17,6 +17,7 @@ import torch
 
 from mmtempo.core.randomness import generator_states
 from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
+from mmtempo.loaders.loader_plan import LoaderPlan
 
 from ..conftest import ROOT
 from .limits import low_nofile
@@ -235,6 +236,40 @@ def test_a_sample_that_raises(workers: int) -> None:
         'dataloader: sample 6 (pictures/6.png): ZeroDivisionError: no such pixel'
     )
     assert isinstance(found.value.__cause__, ZeroDivisionError)
+    loader.close()
+
+
+@pytest.mark.parametrize('endless', [False, True])
+@pytest.mark.parametrize('workers', [0, 1])
+def test_stop_iteration_in_sample_is_an_error(workers: int, endless: bool) -> None:
+    loader = build(Failing('stop'), endless, num_workers=workers)
+    with pytest.raises(LoaderError) as found:
+        of_epoch(loader)
+    assert str(found.value) == 'dataloader: sample 6 (pictures/6.png): StopIteration'
+    assert isinstance(found.value.__cause__, StopIteration)
+    loader.close()
+
+
+def stopping_collate(samples: list) -> Any:
+    next(iter(()))
+
+
+@pytest.mark.parametrize('batch_bytes', [0, 1000])
+@pytest.mark.parametrize('workers', [0, 1])
+def test_stop_iteration_in_collate_is_an_error(workers: int, batch_bytes: int) -> None:
+    loader = PrefetchDataLoader(
+        Noisy(),
+        sampler := torch.utils.data.SequentialSampler(Noisy()),
+        torch.utils.data.BatchSampler(sampler, 4, drop_last=False),
+        LoaderPlan(workers, 2 if workers else None),
+        seed=3,
+        collate_fn=stopping_collate,
+        batch_bytes=batch_bytes,
+        name='val_dataloader',
+    )
+    text = r'val_dataloader: the batch of samples \[0, 1, 2, 3\]: StopIteration$'
+    with pytest.raises(LoaderError, match=text):
+        list(loader)
     loader.close()
 
 

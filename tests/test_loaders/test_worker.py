@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import random
+import signal
+import subprocess
+import sys
+import time
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -18,6 +24,8 @@ from mmtempo.core.randomness import seeded
 from mmtempo.loaders import build_prefetch_dataloader, worker
 from mmtempo.loaders.batch_stream import Ticket
 from mmtempo.loaders.worker import THREADS, Board, WorkerStart, one_thread_each
+
+from ..conftest import ROOT
 
 
 class Threads(Dataset):
@@ -131,3 +139,61 @@ def test_a_start_of_ones_own() -> None:
         WorkerStart(seen.append)(4)
         os._exit(seen != [4])
     assert os.waitpid(code, 0)[1] == 0
+
+
+def outlive_training(path: str, when: str) -> None:
+    """Start as a worker does, before or after the training has ended."""
+    training = multiprocessing.parent_process()
+    assert training is not None
+    if when == 'after':
+        WorkerStart()(0)
+    Path(path).write_text(str(os.getpid()))
+    training.join()
+    while os.getppid() == training.pid:  # its files are closed first
+        time.sleep(0.01)
+    if when == 'before':
+        WorkerStart()(0)
+    time.sleep(600)
+
+
+def end_without_worker(method: str, path: str, when: str) -> None:
+    context = multiprocessing.get_context(method)
+    context.Process(target=outlive_training, args=(path, when)).start()
+    while not Path(path).exists() or not Path(path).read_text():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ('method', 'when'),
+    [
+        ('fork', 'before'),
+        ('fork', 'after'),
+        ('forkserver', 'before'),
+        pytest.param('forkserver', 'after', marks=pytest.mark.slow),
+        pytest.param('spawn', 'before', marks=pytest.mark.slow),
+        pytest.param('spawn', 'after', marks=pytest.mark.slow),
+    ],
+)
+def test_worker_ends_with_training(method: str, when: str, tmp_path: Path) -> None:
+    """Also where the training is killed before its worker has looked for it."""
+    path = tmp_path / 'pid'
+    code = 'import sys; from tests.test_loaders import test_worker as here; '
+    code += 'here.end_without_worker(*sys.argv[1:])'
+    done = subprocess.run([sys.executable, '-c', code, method, path, when], cwd=ROOT, timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(path.read_text())
+    end = time.monotonic() + 30
+    while is_running(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    is_orphan = is_running(pid)
+    if is_orphan:
+        os.kill(pid, signal.SIGKILL)
+    assert not is_orphan

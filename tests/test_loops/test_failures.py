@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from mmengine.registry import DATASETS
+from mmengine.runner import Runner
 
 from mmtempo.loaders import LoaderError
 from mmtempo.loops.prefetching import PLACE
 
 from ..conftest import ROOT
-from ..test_hooks.toy import train
+from ..test_hooks.toy import train, with_evaluation
 from ..test_loaders.limits import in_small_shm
 from .noisy import NoisyDataset, noisy, noisy_epochs, seen
 
@@ -35,7 +36,7 @@ class Interrupted(NoisyDataset):
     """Fails, in whatever way, at the n-th sample that any process makes.
 
     Args:
-        how: 'raise' or 'die'.
+        how: 'raise', 'stop' with a StopIteration, or 'die'.
         at: The sample.
         mark: A file that says that it has happened.
     """
@@ -49,11 +50,11 @@ class Interrupted(NoisyDataset):
             Path(self.mark).touch()
             if self.how == 'die':
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise ZeroDivisionError('no such pixel')
+            raise StopIteration if self.how == 'stop' else ZeroDivisionError('no such pixel')
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize('how', ['raise', 'die'])
+@pytest.mark.parametrize('how', ['raise', 'stop', 'die'])
 @pytest.mark.parametrize('kind', [noisy, noisy_epochs])
 def test_nothing_is_lost(kind: Any, how: str, tmp_path: Path) -> None:
     train(kind(tmp_path / 'whole'))
@@ -73,6 +74,25 @@ def test_nothing_is_lost(kind: Any, how: str, tmp_path: Path) -> None:
     assert 0 <= reached <= 26 // 3
     assert f'iter: {reached + 1}' in log  # and not one iteration is done again
     assert runner.message_hub.get_info(PLACE)['seed'] == 3
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+@pytest.mark.parametrize('split', ['val', 'test'])
+def test_stop_iteration_does_not_shorten_an_evaluation(
+    split: str, workers: int, tmp_path: Path
+) -> None:
+    cfg = with_evaluation(noisy(tmp_path))
+    cfg.val_dataloader.update(
+        num_workers=workers,
+        dataset=dict(type='Interrupted', how='stop', at=17, mark=str(tmp_path / 'mark')),
+    )
+    cfg.val_cfg = dict(type='PrefetchValLoop')
+    if split == 'test':
+        cfg.test_dataloader, cfg.test_evaluator = cfg.val_dataloader, cfg.val_evaluator
+        cfg.test_cfg = dict(type='PrefetchTestLoop')
+    runner = Runner.from_cfg(cfg)
+    with pytest.raises(LoaderError, match=f'{split}_dataloader: sample 17: StopIteration'):
+        runner.val() if split == 'val' else runner.test()
 
 
 def train_until_killed(work: Path) -> None:

@@ -35,9 +35,11 @@ def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def pin_in_place(memory: torch.Tensor, device: torch.device) -> bool:
-    """Make host memory that exists already fit for asynchronous copies; whether the device can.
+    """Make existing host memory fit for asynchronous copies; return whether the device can.
 
-    Where it cannot, copies are right all the same, but they hold the host up.
+    Where it cannot, copies are right all the same, but they hold the host up. So it is on every
+    accelerator other than CUDA and ROCm: `Tensor.pin_memory` works there, but returns new memory,
+    and torch has no function that pins memory which is shared with another process.
     """
     if device.type != 'cuda':
         return False
@@ -81,14 +83,18 @@ class SideStream:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """What the device is given inside runs on this stream, behind all that it was given."""
+        """Run what the device is given inside on this stream, after all that it was given."""
+        current = current_device_index()
         computing = self._streams.current_stream(self._device)
         self._stream.wait_stream(computing)
         self._streams.set_stream(self._stream)
         try:
             yield
         finally:
+            # Setting a stream makes its device the current one.
             self._streams.set_stream(computing)
+            if current is not None:
+                set_device_index(current)
 
     def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         """Start copies (target, source), behind all that the device was given; returns an event."""

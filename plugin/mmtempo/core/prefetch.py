@@ -94,6 +94,8 @@ class DevicePrefetcher(Iterator):
         with self._side.beside():
             try:
                 staged = self._stage(batch)
+            except StopIteration as error:  # the loop would take it for the end of the batches
+                raise RuntimeError('staging a batch raised StopIteration') from error
             finally:
                 event = self._side.keep(batch)  # some copies may be on their way also if it fails
         return _Staged(staged, event)

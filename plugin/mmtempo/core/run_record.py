@@ -7,22 +7,24 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+from .write_guard import WriteGuard, append_whole
 
 LINES, SUMMARY = 'tempo.jsonl', 'tempo_summary.json'
 VERSION = 1
 
 
 class RunRecord:
-    """Appends lines as things happen, and replaces the summary now and then.
+    """Append lines as things happen, and replace the summary now and then.
 
-    What cannot be written is said once, and never again: a full disk is no reason to end a
-    training.
+    A write that fails is reported once and does not end the training; the next one is tried
+    again, and a recovery is reported with the number of lines lost.
 
     Args:
-        folder: Where they lie.
-        say: Is told of the first failure.
+        folder: Folder of both files.
+        say: Takes the messages.
         at_least: Seconds between two summaries, and before the first: to make one takes as long as
             a short iteration, and until then the lines say the same. Defaults to 60.0.
         clock: Gives seconds; `time.monotonic` if none is given.
@@ -36,22 +38,23 @@ class RunRecord:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
-        self._say, self._at_least, self._clock = say, at_least, clock
+        self._at_least, self._clock = at_least, clock
         self._summarised = clock()
-        self._failed = self._begun = False
+        self._lines, self._summary = WriteGuard(LINES, say), WriteGuard(SUMMARY, say)
+        self._begun = False
 
     def append(self, lines: list[dict]) -> None:
-        """One JSON object a line."""
+        """Append one JSON object a line."""
         if not lines:
             return
         text = ''.join(f'{to_json(line)}\n' for line in lines)
-        with self._saying():
-            path = os.path.join(self.folder, LINES)
-            if not self._begun and _is_cut(path):
-                text = '\n' + text
-            with open(path, 'a', encoding='utf-8') as file:
-                file.write(text)
-            self._begun = True
+        self._begun |= self._lines.write(lambda: self._append(text), len(lines))
+
+    def _append(self, text: str) -> None:
+        path = os.path.join(self.folder, LINES)
+        if not self._begun and _is_cut(path):
+            text = '\n' + text
+        append_whole(path, text)
 
     @property
     def is_due(self) -> bool:
@@ -59,25 +62,22 @@ class RunRecord:
         return self._clock() - self._summarised >= self._at_least
 
     def summarise(self, summary: dict) -> None:
-        """Replace the summary; whoever reads it meanwhile has the old one."""
+        """Replace the summary atomically."""
         self._summarised = self._clock()
-        path = os.path.join(self.folder, SUMMARY)
-        with self._saying():
-            with open(f'{path}.tmp', 'w', encoding='utf-8') as file:
-                file.write(to_json(summary))
-            os.replace(f'{path}.tmp', path)
+        text, path = to_json(summary), os.path.join(self.folder, SUMMARY)
+        self._summary.write(lambda: _replace(path, text), lines=0)
 
-    @contextlib.contextmanager
-    def _saying(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                self._say(
-                    f'{error.filename or self.folder} cannot be written ({error.strerror}): the '
-                    'training goes on, its throughput is not recorded'
-                )
+
+def _replace(path: str, text: str) -> None:
+    part = f'{path}.tmp'
+    try:
+        with open(part, 'w', encoding='utf-8') as file:
+            file.write(text)
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
 
 
 def _is_cut(path: str) -> bool:

@@ -41,7 +41,7 @@ class StagingArea:
     Nothing else of it is known to another process than `address`.
 
     Args:
-        device: What is copied from; memory is pinned for an accelerator. Defaults to 'cpu'.
+        device: What is copied from; memory is pinned for CUDA and ROCm. Defaults to 'cpu'.
     """
 
     def __init__(self, device: torch.device | str = 'cpu') -> None:

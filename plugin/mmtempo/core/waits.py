@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .device import current_device_index
+
 SCALAR_READS = {'_local_scalar_dense', 'allclose', 'equal', 'is_nonzero'}
 SHAPES_BY_VALUE = {
     '_unique2',
@@ -68,7 +70,8 @@ class WaitCensus:
     def __init__(self) -> None:
         self.waits: list[Wait] = []
         self.synchronised: list[Wait] = []
-        self._imagined = not torch.cuda.is_available()
+        self._imagined = current_device_index() is None
+        self._reports = torch.cuda.is_available()
         self._host = WeakIdKeyDictionary()
         self._paused = False
         self._modes = (_Calls(self), _Operators(self))
@@ -76,7 +79,7 @@ class WaitCensus:
         self._caught: Any = None
 
     def __enter__(self) -> WaitCensus:
-        if not self._imagined:
+        if self._reports:
             self._caught = self._warnings.__enter__()
             warnings.simplefilter('always')
             torch.cuda.set_sync_debug_mode('warn')
@@ -87,7 +90,7 @@ class WaitCensus:
     def __exit__(self, *error: Any) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
-        if not self._imagined:
+        if self._reports:
             torch.cuda.set_sync_debug_mode('default')
             self._warnings.__exit__(*error)
             self.synchronised += [

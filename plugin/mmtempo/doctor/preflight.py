@@ -41,6 +41,7 @@ from ..bev import BEVSegmentor
 from ..resume import newest_of
 from ..serialization import load_from_local
 from ..stack import OPS_COMMAND, has_compiled_ops, installed_versions
+from .label_check import check_labels
 
 # Classes that mmcv registers only together with its compiled operators.
 OPS_TYPES = re.compile(
@@ -59,7 +60,8 @@ def preflight(cfg: Config, test: bool = False) -> None:
     """Build what can be built without side effects; raise on the first thing that cannot.
 
     Builds every data set that the run uses and fetches one sample of each; builds the
-    model and the optimizer, and takes each sample through the model if it is one of ours;
+    model and the optimizer, compares the labels of the training sample with the heads, and takes
+    each sample through the model if it is one of ours;
     resolves the types and checks the keys of everything else; compares a checkpoint with the
     model. mmengine's own messages come through unchanged.
 
@@ -85,6 +87,8 @@ def preflight(cfg: Config, test: bool = False) -> None:
             build_optim_wrapper(model, cfg.optim_wrapper)
         if not test:
             _check_hooks(cfg, model)
+    if not test:
+        check_labels(model, samples['train'], 'train_dataloader.dataset')
     if isinstance(model, BEVSegmentor):
         for split, sample in samples.items():
             if sample is not None:

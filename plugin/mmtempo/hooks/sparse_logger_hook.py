@@ -13,6 +13,9 @@ from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 
 from ..core.eta import RemainingTime
+from ..core.write_guard import WriteGuard
+from .guarded_scalars import GuardedScalars
+from .log_file import LogFile
 from .progress_bar import ProgressBar
 from .sparse_scalars import SparseScalars
 
@@ -41,6 +44,10 @@ class SparseLoggerHook(LoggerHook):
               cost so far, and without the first ten iterations' slowness
     ========  ====================================================================
 
+    A line that cannot be written, as on a full disk, is dropped: the first one is reported, the
+    next ones are tried and counted. Visualizer backends after the one that fails miss it as well.
+    The same holds for the `.log` file.
+
     Args:
         progress: A live bar below the log: 'bar', 'off', or 'auto', where standard output is a
             terminal. Defaults to 'auto'.
@@ -64,6 +71,12 @@ class SparseLoggerHook(LoggerHook):
         self._val_started, self._is_evaluating = 0.0, False
         self._line: tuple[_Moment, int] | None = None
 
+    def before_run(self, runner: Any) -> None:
+        super().before_run(runner)
+        LogFile.take_over(runner.logger)
+        # As an error: mmengine drops a warning that it has shown before.
+        self._guard = WriteGuard('scalars of the log', runner.logger.error)
+
     def before_train(self, runner: Any) -> None:
         self._remaining = RemainingTime()
         self._line = None
@@ -80,11 +93,13 @@ class SparseLoggerHook(LoggerHook):
             self._bar.advance(runner.iter + 1, lambda: self._seconds_left(runner))
         scalars = SparseScalars.of(runner.message_hub)
         if scalars is None or not writes_line(self, runner, batch_idx):
-            super().after_train_iter(runner, batch_idx, data_batch, outputs)
+            view = _View(runner, self._guarded(runner))
+            super().after_train_iter(view, batch_idx, data_batch, outputs)
         else:
             self._log(wait=True)
             self._set_eta(runner)
-            self._line = _Moment(runner, scalars), batch_idx
+            visualizer = self._guarded(runner, runner.message_hub.runtime_info.pop(ALONG, None))
+            self._line = _Moment(runner, scalars, visualizer), batch_idx
         self._log(wait=False)
 
     def before_val(self, runner: Any) -> None:
@@ -97,6 +112,12 @@ class SparseLoggerHook(LoggerHook):
         self._remaining.paused('val', time.perf_counter() - self._val_started)
         self._is_evaluating = False
 
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        super().after_val_epoch(_View(runner, self._guarded(runner)), metrics)
+
+    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        self._guard.write(lambda: super(SparseLoggerHook, self).after_test_epoch(runner, metrics))
+
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=True)
         if not self._is_evaluating:  # a save there is part of what the evaluation costs
@@ -108,7 +129,7 @@ class SparseLoggerHook(LoggerHook):
 
     def after_run(self, runner: Any) -> None:
         self._close_bar()
-        super().after_run(runner)
+        super().after_run(_View(runner, self._guarded(runner)))
 
     def _log(self, wait: bool) -> None:
         """Write the line that is due, once its values are there."""
@@ -137,6 +158,9 @@ class SparseLoggerHook(LoggerHook):
             if isinstance(hook, CheckpointHook) and hook.interval > 0
         )
         return self._remaining.left(total - done, _evaluations_left(runner, done), saves)
+
+    def _guarded(self, runner: Any, along: dict | None = None) -> GuardedScalars:
+        return GuardedScalars(runner, self._guard, self.json_log_path, along)
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -173,37 +197,28 @@ def _times_left(done: int, total: int, interval: int, at_end: bool) -> int:
     return max(0, last - done // interval)
 
 
-class _Along:
-    """A visualizer that shows some scalars more, in the same step."""
+class _View:
+    """The runner with another visualizer."""
 
-    def __init__(self, visualizer: Any, scalars: dict[str, float]) -> None:
-        self._visualizer, self._scalars = visualizer, scalars
-
-    def add_scalars(self, scalars: dict, *args: Any, **kwargs: Any) -> None:
-        self._visualizer.add_scalars({**scalars, **self._scalars}, *args, **kwargs)
+    def __init__(self, runner: Any, visualizer: GuardedScalars) -> None:
+        self._runner, self.visualizer = runner, visualizer
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._visualizer, name)
+        return getattr(self._runner, name)
 
 
-class _Moment:
+class _Moment(_View):
     """The runner as it was at a log point, for what is written later."""
 
-    def __init__(self, runner: Any, scalars: SparseScalars) -> None:
-        self._runner = runner
+    def __init__(self, runner: Any, scalars: SparseScalars, visualizer: GuardedScalars) -> None:
+        super().__init__(runner, visualizer)
         self.scalars, self.window = scalars, scalars.send()
         self.iter, self.epoch = runner.iter, runner.epoch
         # Under DDP stock would ask the model's device for the peak of memory, and wait for it.
         self.model = None
-        infos = runner.message_hub.runtime_info
-        along = infos.pop(ALONG, None)
-        self.visualizer = _Along(runner.visualizer, along) if along else runner.visualizer
-        self._infos = dict(infos)
+        self._infos = dict(runner.message_hub.runtime_info)
 
     @cached_property
     def message_hub(self) -> MessageHub:
         """Made when it is read, that is after the window has arrived."""
         return MessageHub('log point', log_scalars=self.window.histories, runtime_info=self._infos)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)

@@ -25,7 +25,9 @@ from ..core.run_record import RunRecord
 from ..core.step_watch import STEP, StepWatch
 from ..core.tempo_meter import TempoMeter
 from ..core.timeline import FIRST, NANO, Timeline, activate, charged_to, deactivate
+from ..core.write_guard import WriteGuard
 from .checkpoint_content import optimizers_of
+from .guarded_scalars import GuardedScalars
 from .hook_marks import VISUALIZER, HookMarks
 from .monitor_options import MonitorOptions
 from .rank_spread import RankSpread
@@ -98,6 +100,7 @@ class TrainingMonitor:
             self._watch = MachineWatch(options.watch_interval, readings=MachineReadings(device))
         self._ranks, self._writes = RankSpread(), get_rank() == 0
         self._logger = runner.logger
+        self._guard = WriteGuard('scalars of the monitor', runner.logger.error)
         self._meter = TempoMeter(
             self.timeline,
             FACTS,
@@ -109,7 +112,7 @@ class TrainingMonitor:
         self.report = RunReport(
             setting_of(runner),
             self._meter,
-            RunRecord(runner.work_dir, runner.logger.warning) if self._writes else None,
+            RunRecord(runner.work_dir, runner.logger.error) if self._writes else None,
             runner.iter,
         )
         # What the open iteration has waited for its batch; of several, for all behind its step.
@@ -275,7 +278,7 @@ class TrainingMonitor:
             runner.message_hub.runtime_info[ALONG] = scalars
         else:
             with charged_to(VISUALIZER):  # a slow one is not the monitor's doing
-                runner.visualizer.add_scalars(scalars, step=iteration)
+                GuardedScalars(runner, self._guard).add_scalars(scalars, step=iteration)
 
     def _gather(self, iteration: int) -> None:
         """What watches beside the timeline have found."""

@@ -21,6 +21,8 @@ from .worker_pool import WorkerPool
 # What may come of a worker's death, and seconds until that itself is known.
 LOST = (OSError, EOFError, RuntimeError)
 SETTLED = 1.0
+# In the text of what a sample or its collation raised in a worker.
+FROM_WORKER = 'in DataLoader worker process'
 # Seconds between looks whether the workers live.
 LOOK_EVERY = 0.25
 # What a sample's own description of itself is looked for under.
@@ -163,12 +165,18 @@ class Pipeline:
                 self._origin = batch.origin
                 return batch.read()
             return next(self._source)
-        except (StopIteration, LoaderError):
+        except LoaderError:
             raise
         except Exception as error:
+            # StopIteration out of a sample or its collation must not be taken for the end.
+            if isinstance(error, StopIteration) and not self._on_their_way:
+                raise
             # A batch that a dead worker has made cannot be fetched from it any more: the error is
-            # one of a connection, or torch's, which knows less.
-            codes = self._pool.exit_codes(SETTLED if isinstance(error, LOST) else 0)
+            # one of a connection, or torch's, which knows less. After an error of a sample,
+            # torch ends workers that do not persist.
+            codes = {}
+            if FROM_WORKER not in str(error):
+                codes = self._pool.exit_codes(SETTLED if isinstance(error, LOST) else 0)
             raise LoaderError(self._why_dead(codes) if codes else self._why(error)) from error
 
     def _take_from(self, source: Background) -> Any:
@@ -178,7 +186,8 @@ class Pipeline:
                 return source.take(LOOK_EVERY)
             except queue.Empty:
                 codes = self._pool.exit_codes()
-                if codes:
+                # One that ends without an error may have been asked to; torch knows.
+                if any(codes.values()):
                     raise LoaderError(self._why_dead(codes)) from None
                 if self._timeout and time.monotonic() - start >= self._timeout:
                     raise LoaderError(self._why_late()) from None
@@ -203,8 +212,9 @@ class Pipeline:
         what = self._called(failed[0]) if failed else f'the batch of samples {batch}'
         # Torch puts the worker's traceback before the message.
         lines = str(error).strip().splitlines() or ['']
-        reason = lines[-1].removeprefix(f'{type(error).__name__}: ')
-        text = f'{self._name}: {what}: {type(error).__name__}: {reason}'
+        kind = type(error).__name__
+        reason = lines[-1].removeprefix(kind).removeprefix(': ')
+        text = f'{self._name}: {what}: {kind}: {reason}'.removesuffix(': ')
         limit = why_os_error(error)
         return f'{text}; {limit}' if limit else text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import cv2
@@ -217,7 +219,7 @@ class WorkerStart:
         # training ends its iteration and saves, and then ends its workers.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_with_training, daemon=True).start()
         # The workers are the parallelism. Under spawn nothing of the parent's setting is left.
         cv2.setNumThreads(0)
         cv2.ocl.setUseOpenCL(False)
@@ -228,10 +230,18 @@ class WorkerStart:
             self._then(worker)
 
 
-def _end_with(parent: int) -> None:
-    """Torch looks for its parent only between two batches, and may wait for good before that."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_EVERY)
+def _end_with_training() -> None:
+    """End this worker once the training has ended; torch checks only between two batches.
+
+    The sentinel also tells of a training that ended before this thread began, and of one whose
+    workers have a fork server as parent. The parent's ID tells of it where another child of the
+    training has inherited the sentinel's pipe.
+    """
+    training, parent = multiprocessing.parent_process(), os.getppid()
+    if training is None:  # no worker
+        return
+    while not wait([training.sentinel], LOOK_EVERY) and os.getppid() == parent:
+        pass
     os._exit(1)
 
 
