@@ -21,7 +21,7 @@ import torch
 import zlib_ng
 
 from . import writer_process
-from .archive import records_of
+from .archive import names_in, records_of
 from .snapshot import Snapshot
 from .staging import StagingArea
 
@@ -46,6 +46,7 @@ class Save:
         seconds: What writing and syncing took.
         restarts: How many times the writing process had to be started again.
         kept: Old files that could not be removed, and why.
+        names: What types and functions the files name; of the first save only.
         error: Why it failed; None where it did not.
     """
 
@@ -57,6 +58,7 @@ class Save:
     seconds: float = 0.0
     restarts: int = 0
     kept: list[tuple[str, str]] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
     error: BaseException | None = None
     _done: threading.Event = field(default_factory=threading.Event)
 
@@ -154,6 +156,7 @@ class _Worker:
         self._area, self._snapshot = area, snapshot
         self._process: subprocess.Popen | None = None
         self._abandoned = False
+        self._has_named = False
         self._owner = os.getpid()
         self._thread: threading.Thread | None = None
 
@@ -208,6 +211,8 @@ class _Worker:
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
         records = [records_of(tree, self._area) for tree in trees]
+        if not self._has_named:
+            save.names = frozenset().union(*map(names_in, records))
         job = dict(
             area=self._area.address,
             files=list(zip(save.paths, records)),
@@ -221,6 +226,7 @@ class _Worker:
             name, number, text, path = answer['error']
             raise OSError(number, text, path) if number else OSError(f'{path}: {name}: {text}')
         save.written, save.kept = answer['written'], answer['kept']
+        self._has_named = True
 
     def _ask(self, job: dict, save: Save) -> dict:
         code: int | None = None
