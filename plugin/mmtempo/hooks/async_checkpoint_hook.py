@@ -10,6 +10,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from ..downloads import register_safe_downloads
 from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
@@ -88,6 +89,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self._fence = SnapshotFence(self._before_change, self._stop.go_on)
 
     def before_run(self, runner: Any) -> None:
+        register_safe_downloads()
         # Called twice: the fence takes a place before this hook while they are gone through.
         if self._fence.join(runner) and isinstance(runner, Runner):  # others may save folders
             folder.mend_marker(runner, folder.resolved(runner, self._asked_dir))
