@@ -54,7 +54,10 @@ def load_from_http(filename: str, map_location: Any = None) -> Any:
     if world_size > 1:
         torch.distributed.barrier()
         _download(filename, path)  # on machines that do not share the cache
-    return load_from_local(path, map_location)
+    try:
+        return load_from_local(path, map_location)
+    except UnreadableCheckpointError as error:
+        raise UnreadableCheckpointError(f'{error} (downloaded from {filename})') from error
 
 
 def load_from_zoo(filename: str, map_location: Any = None) -> Any:
