@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -11,9 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.runner import CheckpointLoader
+from mmengine.runner import CheckpointLoader, Runner
 
 from mmtempo import downloads
+from mmtempo.serialization import UnreadableCheckpointError
+from mmtempo.tool_run import run_tool
+
+from .conftest import MINI
+from .test_hooks.toy import STOCK, config
+from .test_tools.test_train import run, tiny
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -32,6 +41,13 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
         threading.Thread(target=found.serve_forever, daemon=True).start()
         yield found
         found.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def safe_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run; mmengine's own loaders are back afterwards."""
+    monkeypatch.setattr(CheckpointLoader, '_schemes', dict(CheckpointLoader._schemes))
+    downloads.register_safe_downloads()
 
 
 def url_of(server: ThreadingHTTPServer, name: str) -> str:
@@ -115,3 +131,95 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_lists_are_those_of_mmengine() -> None:
     zoo = downloads.ZOOS['openmmlab://', 'open-mmlab://']()
     assert zoo['resnet50_v1c'].startswith('https://')
+
+
+SCHEMES = """
+import sys
+if len(sys.argv) > 1:
+    import mmtempo
+from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import CheckpointLoader
+for scheme, loader in CheckpointLoader._schemes.items():
+    print(repr(scheme), loader.__module__ if scheme else '', loader.__name__)
+"""
+
+
+def test_import_alone_leaves_mmengines_loaders() -> None:
+    """All but the one for files, which keeps its name."""
+    with_us, without = (
+        subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', SCHEMES, *words],
+            capture_output=True, text=True, check=True,
+        ).stdout.splitlines()
+        for words in (['mmtempo'], [])
+    )  # fmt: skip
+    found = [line for line in with_us if line.startswith(("'", '"'))]
+    assert found == [line for line in without if line.startswith(("'", '"'))]
+    assert "'http://' mmengine.runner.checkpoint load_from_http" in found
+    assert "'modelzoo://' mmengine.runner.checkpoint load_from_torchvision" in found
+    assert "''  load_from_local" in found
+
+
+PARTS = {
+    'loop': dict(train_cfg=dict(type='PrefetchIterBasedTrainLoop')),
+    'checkpoint hook': dict(default_hooks=dict(checkpoint=dict(type='AsyncCheckpointHook'))),
+    'log hook': dict(default_hooks=dict(runtime_info=dict(type='SparseRuntimeInfoHook'))),
+}
+
+
+@pytest.mark.parametrize('part', [*PARTS, 'none'])
+def test_a_part_of_ours_brings_safe_downloads(
+    part: str, server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = 'http://'
+    schemes = dict(CheckpointLoader._schemes)
+    schemes[http] = lambda filename, map_location: dict(state_dict={})  # stands in for stock's
+    schemes[http].__name__ = 'load_from_stock'
+    monkeypatch.setattr(CheckpointLoader, '_schemes', schemes)
+    trace = tmp_path / 'trace'
+    torch.save(dict(x=_RunsCommand(f'touch {trace}')), tmp_path / 'served/bad.pth')
+    cfg = config(tmp_path / 'work', STOCK, **{'train_cfg.max_iters': 1})
+    cfg.merge_from_dict(PARTS.get(part, {}))
+    cfg.load_from = url_of(server, 'bad.pth')
+    runner = Runner.from_cfg(cfg)
+    if part == 'none':
+        runner.train()
+        return
+    with pytest.raises(UnreadableCheckpointError, match='cannot be read safely'):
+        runner.train()
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ('script', 'file', 'said'),
+    [
+        ('test.py', 'bad.pth', 'cannot be read safely: it names '),
+        pytest.param('train.py', 'bad.pth', 'it names ', marks=pytest.mark.slow),
+        pytest.param('test.py', 'gone.pth', 'downloaded: HTTP Error 404', marks=pytest.mark.slow),
+    ],
+)
+def test_tool_ends_with_a_message_when_a_url_is_refused(
+    script: str, file: str, said: str, server: ThreadingHTTPServer, bev_root: str, tmp_path: Path
+) -> None:
+    torch.save(dict(x=_RunsCommand('true')), tmp_path / 'served/bad.pth')
+    options, url = tiny(bev_root, tmp_path / 'work'), url_of(server, file)
+    words = [url] if script == 'test.py' else []
+    if script == 'train.py':
+        options['load_from'] = url
+    text = run(script, MINI, *words, options=options, code=2)
+    assert re.search(rf'\n{script}: error: checkpoint .*{said}.*\n$', text)
+    assert url in text.splitlines()[-1]
+    assert 'Traceback' not in text
+
+
+@pytest.mark.parametrize('name', ['torchvision://nett', 'mmcls://nett', 'http://', 'https:///x'])
+def test_a_name_that_leads_nowhere(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> dict:
+        raise ModuleNotFoundError('no', name='torchvision')
+
+    monkeypatch.setattr(downloads, 'ZOOS', {('torchvision://',): missing})
+    assert run_tool('test.py', lambda: None, lambda _: load(name)) == 2
+    text = capsys.readouterr().err
+    assert f'test.py: error: checkpoint {name}' in text

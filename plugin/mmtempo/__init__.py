@@ -1,7 +1,7 @@
 """mmtempo: fast and smooth BEV and segmentation training on MMEngine.
 
 `import mmtempo` checks the installed stack, registers every class in MMEngine's
-root registries and lets safe checkpoint loading read mm-style files.
+root registries and has mm-style checkpoint files loaded in torch's safe mode.
 """
 
 from .stack import check_stack
@@ -10,11 +10,9 @@ check_stack()
 
 # Imported for their registrations.
 from . import bev, hooks, loaders, loops, optim, seg  # noqa: E402, F401
-from .downloads import register_safe_downloads  # noqa: E402
 from .serialization import register_safe_loading  # noqa: E402
 from .version import __version__  # noqa: E402
 
 register_safe_loading()
-register_safe_downloads()
 
 __all__ = ['__version__']

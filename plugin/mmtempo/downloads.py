@@ -1,7 +1,8 @@
 """Loads checkpoints that are named by a URL, or by a name of a model zoo, in torch's safe mode.
 
 mmengine's own loaders for these call `torch.load` with `weights_only=False`, on both stacks:
-whatever the other side sends runs here.
+whatever the other side sends runs here. These loaders take their places where a tool, a loop or a
+hook of ours is used; a program that only imports mmtempo keeps mmengine's.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import os
 import os.path as osp
 from collections import OrderedDict
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlparse
 
 import torch
@@ -26,12 +27,16 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from .serialization import load_from_local, load_safely
+from .serialization import UnreadableCheckpointError, load_from_local, load_safely
 
 ZOOS: dict[tuple[str, ...], Callable[[], dict[str, str]]] = {
     ('torchvision://', 'modelzoo://'): get_torchvision_models,
     ('openmmlab://', 'open-mmlab://'): get_external_models,
 }
+
+
+class DownloadError(UnreadableCheckpointError, OSError):
+    """A checkpoint did not arrive."""
 
 
 def load_from_http(filename: str, map_location: Any = None) -> Any:
@@ -49,7 +54,10 @@ def load_from_http(filename: str, map_location: Any = None) -> Any:
     if world_size > 1:
         torch.distributed.barrier()
         _download(filename, path)  # on machines that do not share the cache
-    return load_from_local(path, map_location)
+    try:
+        return load_from_local(path, map_location)
+    except UnreadableCheckpointError as error:
+        raise UnreadableCheckpointError(f'{error} (downloaded from {filename})') from error
 
 
 def load_from_zoo(filename: str, map_location: Any = None) -> Any:
@@ -60,10 +68,20 @@ def load_from_zoo(filename: str, map_location: Any = None) -> Any:
         map_location: As in `torch.load`. Defaults to None.
     """
     scheme, _, name = filename.partition('://')
-    urls = next(find for schemes, find in ZOOS.items() if f'{scheme}://' in schemes)()
+    find = next(find for schemes, find in ZOOS.items() if f'{scheme}://' in schemes)
+    try:
+        urls = find()
+    except ModuleNotFoundError as error:
+        raise UnreadableCheckpointError(
+            f'checkpoint {filename}: the list of models is in {error.name}, which is not '
+            'installed; install it, or name a file or a URL instead'
+        ) from error
     name = get_deprecated_model_names().get(name, name)
     if name not in urls:
-        raise ValueError(f'checkpoint {filename}: {scheme} has no model {name!r}')
+        raise UnreadableCheckpointError(
+            f'checkpoint {filename}: {scheme} has no model {name!r}; check the name, or name a '
+            'file or a URL instead'
+        )
     url = urls[name]
     if urlparse(url).scheme in ('http', 'https'):
         return load_from_http(url, map_location)
@@ -80,7 +98,10 @@ def load_from_mmcls(filename: str, map_location: Any = None) -> Any:
         filename: Scheme and name.
         map_location: As in `torch.load`. Defaults to None.
     """
-    checkpoint = load_from_http(get_mmcls_models()[filename.partition('://')[2]], map_location)
+    urls, name = get_mmcls_models(), filename.partition('://')[2]
+    if name not in urls:
+        raise UnreadableCheckpointError(f'checkpoint {filename}: mmcls has no model {name!r}')
+    checkpoint = load_from_http(urls[name], map_location)
     state = checkpoint.get('state_dict', checkpoint)
     prefix = 'backbone.'
     return dict(
@@ -103,7 +124,7 @@ def load_from_store(filename: str, map_location: Any = None) -> Any:
 
 
 def register_safe_downloads() -> None:
-    """Let URLs and names of models go through these loaders."""
+    """Let URLs and names of models go through these loaders, from now on."""
     CheckpointLoader.register_scheme(('http://', 'https://'), load_from_http, force=True)
     CheckpointLoader.register_scheme('mmcls://', load_from_mmcls, force=True)
     stores = [r'(\S+\:)?s3://', r'(\S+\:)?petrel://']
@@ -118,8 +139,8 @@ def _download(url: str, path: str) -> None:
     os.makedirs(osp.dirname(path), exist_ok=True)
     try:
         torch.hub.download_url_to_file(url, path, progress=os.isatty(2))
-    except (URLError, OSError) as error:
-        raise OSError(
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: no host in the URL
+        raise DownloadError(
             f'checkpoint {url} could not be downloaded: {error}; download it yourself, and name '
             'the file instead'
         ) from error

@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 
 from .core.device import cpu_has_bfloat16
 from .core.folder_lock import FolderInUseError, FolderLock
+from .downloads import register_safe_downloads
 from .overlay import describe, optim_wrapper_class, zero_wait
 from .policies import KEY, POLICIES, apply_policy, load_policy, of_policy
 from .policies.workload import accumulation_of
@@ -381,6 +382,7 @@ def lock_folders(cfg: Config) -> FolderLock:
 
 def build_runner(cfg: Config) -> Runner:
     """The stock Runner, or the one that `runner_type` names."""
+    register_safe_downloads()  # a model may load its weights when it is built
     if cfg.launcher == 'pytorch' and not has_accelerator():
         _join_over_gloo(cfg)
     if 'runner_type' not in cfg:

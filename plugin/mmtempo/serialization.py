@@ -5,58 +5,44 @@ checkpoint of mmengine holds its log history (`HistoryBuffer` with numpy arrays)
 mmengine 0.10.7 cannot resume from its own files there; onedl-mmengine retries what is
 refused in unsafe mode, which runs whatever the file says. Our loader for local
 files, registered with mmengine's `CheckpointLoader`, allows exactly what such a
-file contains and refuses the rest.
+file contains (`safe_types`) and refuses the rest.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import os.path as osp
+import re
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch.torch_version import TorchVersion
 
 from .core.archive import check_archive
+from .safe_types import resolve, safe_globals
 
-_STATISTICS = ('min', 'max', 'current', 'mean')
-
-
-def _history_statistic(owner: Any, name: str) -> Any:
-    """Stands in for `getattr`, which pickle uses to name HistoryBuffer's own methods."""
-    if owner is not HistoryBuffer or name not in _STATISTICS:
-        raise ValueError(
-            f'the checkpoint asks for attribute {name!r} of {owner!r}; only '
-            f'HistoryBuffer.{{{", ".join(_STATISTICS)}}} may be read from a checkpoint'
-        )
-    return getattr(HistoryBuffer, name)
-
-
-def safe_globals() -> list[Any]:
-    """Everything beyond torch's own list that a mmengine checkpoint may name."""
-    # numpy 2 moved its core; files of either version must load under either.
-    core = np._core if hasattr(np, '_core') else np.core
-    allowed: list[Any] = [
-        HistoryBuffer,
-        np.ndarray,
-        np.dtype,
-        (_history_statistic, 'builtins.getattr'),
-    ]
-    for function in ('_reconstruct', 'scalar'):
-        for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):
-            allowed.append((getattr(core.multiarray, function), f'{module}.{function}'))
-    kinds = ('bool', 'uint8', 'int16', 'int32', 'int64', 'float16', 'float32', 'float64')
-    allowed += [type(np.dtype(kind)) for kind in kinds]
-    return allowed
+UNSAFE = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
+# torch has an allow-list, and refuses what is not on it.
+HAS_ALLOW_LIST = torch.__version__ >= TorchVersion('2.6')
+REFUSED = re.compile(r'GLOBAL (\S+)')
+COLOURS = re.compile(r'\x1b\[\d*m')
+# In every checkpoint, and allowed by torch itself.
+ORDINARY = re.compile(
+    r'collections\.OrderedDict|_codecs\.encode|builtins\.set|torch\.\w+Storage'
+    r'|torch\._utils\._rebuild_(tensor_v2|parameter)|torch\.storage\.\w+|torch\.(float|int|bool)\d*'
+)
+# The allow-list is one for the process.
+_list_in_use = threading.RLock()
 
 
-def _allow() -> None:
-    """Extend torch's allow-list; before torch 2.6 nothing is refused."""
-    if torch.__version__ >= TorchVersion('2.6'):
-        torch.serialization.add_safe_globals(safe_globals())
+class UnreadableCheckpointError(ValueError):
+    """A checkpoint that the user has named cannot be read; the message says what to do."""
 
 
 def load_from_local(filename: str, map_location: Any, check: bool = True, **kwargs: Any) -> Any:
@@ -74,9 +60,9 @@ def load_from_local(filename: str, map_location: Any, check: bool = True, **kwar
     # What is no zip at all is of torch before 1.6, without checksums, or no checkpoint.
     broken = check_archive(path) if check and _is_zip(path) else None
     if broken is not None:
-        raise ValueError(
-            f'checkpoint {path} is broken: {broken}\nUse another one; --resume without a path '
-            'takes the newest that is whole'
+        raise UnreadableCheckpointError(
+            f'checkpoint {path} is broken: {broken}; use another one (--resume without a path '
+            'takes the newest that is whole)'
         )
     return load_safely(path, path, map_location, **kwargs)
 
@@ -95,20 +81,95 @@ def load_safely(file: Any, name: str, map_location: Any, **kwargs: Any) -> Any:
         map_location: As in `torch.load`.
         kwargs: More for `torch.load`.
     """
-    _allow()  # each time: onedl's own loader takes them off the list again
-    if not os.environ.get('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'):
-        kwargs['weights_only'] = True  # before torch 2.6 it is not the default
+    is_trusted = os.environ.get(UNSAFE, '').lower() in ('1', 'y', 'yes', 'true')  # as torch
     try:
-        return torch.load(file, map_location=map_location, **kwargs)
+        if is_trusted:
+            return torch.load(file, map_location=map_location, **kwargs)
+        with _allowed():
+            # Before torch 2.6 it is not the default.
+            loaded = torch.load(file, map_location=map_location, weights_only=True, **kwargs)
+        return resolve(loaded)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f'checkpoint {name} cannot be read safely: {reason}\nA file that you trust is read '
-            'with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in the environment; it may run code'
+        raise UnreadableCheckpointError(
+            f'checkpoint {name} cannot be read safely: {_reason(file, error)}. If you trust the '
+            f'file, set {UNSAFE}=1 in the environment; whatever code is in it will run'
         ) from error
+
+
+def why_refused(path: str, named: Collection[str]) -> str | None:
+    """Return why a checkpoint that was just saved cannot be loaded again; None where it can.
+
+    Args:
+        path: The file.
+        named: What `core.archive.names_in` has found in it. Where all of that is allowed, the
+            file is not read.
+    """
+    known = {name for _, name in safe_globals()}
+    # Protocol 2 writes the names of Python 2.
+    named = [name.replace('__builtin__.', 'builtins.') for name in named]
+    if not HAS_ALLOW_LIST or all(n in known or ORDINARY.fullmatch(n) for n in named):
+        return None
+    try:
+        load_from_local(path, 'cpu', mmap=True, check=False)
+    except UnreadableCheckpointError as error:
+        return str(error)
+    except OSError:  # it has been removed
+        return None
+    return None
 
 
 def register_safe_loading() -> None:
     """Let every checkpoint that is named by a path go through `load_from_local`."""
     CheckpointLoader.register_scheme('', load_from_local, force=True)
-    _allow()
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """Put our stand-ins on torch's allow-list, in the place of the types they stand in for."""
+    if not HAS_ALLOW_LIST:
+        yield
+        return
+    listed = torch.serialization
+    with _list_in_use:
+        before = listed.get_safe_globals()
+        ours = safe_globals()
+        names = {name for _, name in ours}
+        # What a user allows stays allowed, but no real array or dtype is given its state.
+        kept = [entry for entry in before if not _clashes(entry, names)]
+        listed.clear_safe_globals()
+        listed.add_safe_globals([*kept, *ours])  # type: ignore[list-item]
+        try:
+            yield
+        finally:
+            listed.clear_safe_globals()
+            listed.add_safe_globals(before)
+
+
+def _clashes(entry: Any, names: Collection[str]) -> bool:
+    """Whether an entry of torch's allow-list has one of the names, or is a type of numpy's."""
+    kind, name = entry if isinstance(entry, tuple) else (entry, None)
+    if isinstance(kind, type) and issubclass(kind, (np.ndarray, np.dtype)):
+        return True
+    return (name or f'{kind.__module__}.{kind.__qualname__}') in names
+
+
+def _reason(file: Any, error: Exception) -> str:
+    """What a checkpoint is refused for, in one line."""
+    text = COLOURS.sub('', str(error)).strip()
+    found = REFUSED.search(text)
+    if found is None:
+        *_, text = text.split('WeightsUnpickler error:')
+        lines = (text.strip() or type(error).__name__).splitlines()
+        return lines[0].rstrip('.')
+    names = [found[1]]
+    if HAS_ALLOW_LIST:
+        if isinstance(file, io.IOBase):
+            file.seek(0)
+        # It reads neither files of torch before 1.6 nor some that were made to break it.
+        with _allowed(), suppress(Exception):
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(file) or names
+    listed = ', '.join(sorted(names))
+    return (
+        f'it names {listed}, which mmtempo does not load; allow what you trust with '
+        f'torch.serialization.add_safe_globals([{listed}]) in a module of custom_imports'
+    )

@@ -18,6 +18,7 @@ from .hooks.progress_bar import close_bars
 from .hooks.training_monitor import end_monitored
 from .loaders import LoaderError
 from .resume import how_to_go_on
+from .serialization import UnreadableCheckpointError
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -64,7 +65,7 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
     except CheckpointError as error:
         print(f'\n{name}: error: {error}{how_to_go_on(prepared)}', file=sys.stderr)
         return 1
-    except LaunchError as error:
+    except (LaunchError, UnreadableCheckpointError) as error:
         print(f'{name}: error: {error}', file=sys.stderr)
         return 2
     except NonFiniteError as error:

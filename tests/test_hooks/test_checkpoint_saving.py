@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mmengine.config import Config
 from mmengine.fileio import LocalBackend
 from mmengine.logging import MessageHub
 
+from mmtempo import serialization
 from mmtempo.core.durable_writer import DurableWriter, Save
 from mmtempo.hooks.checkpoint_saving import (
     CheckpointSaving,
@@ -20,7 +22,7 @@ from mmtempo.hooks.checkpoint_saving import (
 )
 
 from ..conftest import next_name
-from .checkpoints import KINDS, build, hook_of, left_by
+from .checkpoints import KINDS, build, hook_of, left_by, logged_lines, run
 
 
 class Hook(SimpleNamespace):
@@ -159,3 +161,28 @@ def test_the_log_says_what_a_save_has_cost() -> None:
         'for the save before.',
         'old.pth could not be removed: Permission denied.',
     ]
+
+
+def test_log_warns_once_of_a_file_that_will_be_refused(tmp_path: Path) -> None:
+    def adds(cfg: Config) -> None:
+        cfg.custom_hooks = [dict(type='Adds')]  # a defaultdict
+
+    runner = run(KINDS[1], tmp_path, adds, interval=3)
+    warnings = [line for line in logged_lines(runner, 'WARNING').splitlines() if 'refuse' in line]
+    assert len(warnings) == 1
+    assert 'iter_3.pth cannot be read safely: it names builtins.list, collections.default' in (
+        warnings[0]
+    )
+    assert 'add_safe_globals([builtins.list, collections.defaultdict])' in warnings[0]
+
+
+def test_usual_checkpoints_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def schedule(cfg: Config) -> None:
+        cfg.param_scheduler = dict(type='OneCycleLR', eta_max=0.1, total_steps=20, by_epoch=False)
+        cfg.custom_hooks = [dict(type='EMAHook')]
+
+    monkeypatch.setattr(serialization, 'load_from_local', lambda *_, **__: pytest.fail('read'))
+    runner = run(KINDS[1], tmp_path, schedule, interval=3)
+    assert 'refuse' not in logged_lines(runner)

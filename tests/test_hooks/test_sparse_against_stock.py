@@ -11,6 +11,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import OPTIM_WRAPPERS
 
+from mmtempo.serialization import load_from_local
+
 from ..test_optim.test_sparse_amp_optim_wrapper import StockOnCPU
 from .toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, weights
 
@@ -136,7 +138,7 @@ def test_a_checkpoint_holds_the_end_of_stocks_history(tmp_path: Path) -> None:
     train(config(tmp_path / 'stock', STOCK))
     train(config(tmp_path / 'sparse', SPARSE))
     files = [tmp_path / name / 'iter_500.pth' for name in ('stock', 'sparse')]
-    stock, sparse = (torch.load(file, weights_only=True) for file in files)
+    stock, sparse = (load_from_local(str(file), 'cpu') for file in files)
     assert list(stock) == list(sparse)
     expected = without_times(stock['message_hub']['log_scalars'])
     found = without_times(sparse['message_hub']['log_scalars'])

@@ -27,6 +27,7 @@ from .saving import (
     reached,
     resumed_at,
     saving,
+    state,
     temporaries,
     through_tool,
     train,
@@ -240,7 +241,7 @@ def test_what_others_swap_for_an_evaluation_is_not_saved(tmp_path: Path) -> None
         train, tmp_path / 'log', work=str(tmp_path / 'other'),
         **{'train_cfg.max_iters': 11, 'train_cfg.val_interval': 100, 'custom_hooks': []},
     )  # fmt: skip
-    found, expected = (torch.load(folder / 'iter_11.pth') for folder in (work, tmp_path / 'other'))
+    found, expected = (state(folder / 'iter_11.pth') for folder in (work, tmp_path / 'other'))
     for name, weight in expected['state_dict'].items():
         torch.testing.assert_close(found['state_dict'][name], weight)  # adding 5 rounds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import sys
 import time
 import zipfile
@@ -19,6 +20,8 @@ from .staging import ALIGNMENT, StagingArea
 PROTOCOL = 2  # torch's
 FORMAT_VERSION = b'3\n'  # of torch's zip files
 IS_FOLDER = 0x10  # in a zip's attributes
+GLOBAL = re.compile(rb'c([\w.]+)\n([\w.]+)\n', re.ASCII)  # as protocol 2 writes one
+ODD_DTYPE = re.compile(rb'X.\0\0\0([OMmV]\d+|f16|c32)[qr]', re.DOTALL)  # of numpy; not plain
 CHUNK = 1 << 20
 CLOCK_TICK = 2 * 10**9  # nanoseconds; the coarsest of file systems
 # Seconds for which Python's lock is kept from the training, and for which it is left to it: who
@@ -41,6 +44,17 @@ def records_of(tree: Any, area: StagingArea) -> list[tuple[str, Any]]:
     ]
     records += [(f'data/{key}', content) for key, content in pickled.contents.items()]
     return [*records, ('version', FORMAT_VERSION)]
+
+
+def names_in(records: list[tuple[str, Any]]) -> frozenset[str]:
+    """Return what types and functions a file's records name, and perhaps a few more names.
+
+    Reading the pickle would take Python's lock for too long; a text in it may look like a name.
+    """
+    pickled = records[0][1]
+    found = {b'.'.join(pair) for pair in GLOBAL.findall(pickled)}
+    found.update(b'dtype ' + code for code in ODD_DTYPE.findall(pickled))
+    return frozenset(name.decode() for name in found)
 
 
 class _Pickled:

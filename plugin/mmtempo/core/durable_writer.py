@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import writer_process
-from .archive import records_of
+from .archive import names_in, records_of
 from .disk_space import remove_leftovers
 from .snapshot import Snapshot
 from .staging import StagingArea
@@ -50,6 +50,7 @@ class Save:
         restarts: How many times the writer process was started again before this save.
         fallback: Why the training process took over this save; None if the writer did it.
         kept: Old files that could not be removed, and why.
+        names: What types and functions the files name; of the first save only.
         error: Why it failed; None where it did not.
         reports: How many times there was progress.
     """
@@ -63,6 +64,7 @@ class Save:
     restarts: int = 0
     fallback: str | None = None
     kept: list[tuple[str, str]] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
     error: BaseException | None = None
     reports: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
@@ -205,7 +207,7 @@ class _Worker:
         self._process: WriterClient | None = None
         self._asked: WriterClient | None = None  # while it has a job
         self._why_none = ''  # why there is no process
-        self._has_died = self._abandoned = False
+        self._has_died = self._abandoned = self._has_named = False
         self._save: Save | None = None
         self._idle = threading.Event()
         self._idle.set()
@@ -328,6 +330,8 @@ class _Worker:
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
         records = [records_of(tree, self._area) for tree in trees]
+        if not self._has_named:
+            save.names = frozenset().union(*map(names_in, records))
         job = dict(
             area=self._area.address,
             files=list(zip(save.paths, records)),
@@ -343,6 +347,7 @@ class _Worker:
             name, number, text, path = answer['error']
             raise OSError(number, text, path) if number else OSError(f'{path}: {name}: {text}')
         save.written, save.kept = answer['written'], answer['kept']
+        self._has_named = True
 
     def _ask(self, job: dict, save: Save) -> dict:
         """Have the process do a job; if it dies, do it here: a thread starts no process."""

@@ -11,6 +11,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from ..core.folder_lock import FolderLock
+from ..downloads import register_safe_downloads
 from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
@@ -107,6 +108,7 @@ class AsyncCheckpointHook(CheckpointHook):
     def before_run(self, runner: Any) -> None:
         if self._lock is None and folder.is_about_to_train(runner):
             self._lock = folder.lock(runner, self, self._asked_dir)
+        register_safe_downloads()
         # Called twice: the fence takes a place before this hook while they are gone through.
         if self._fence.join(runner) and isinstance(runner, Runner):  # others may save folders
             folder.repair_marker(runner, folder.resolved(runner, self._asked_dir))

@@ -16,6 +16,7 @@ from mmengine.dist import is_main_process
 from ..core.durable_writer import DurableWriter, Save
 from ..core.snapshot import TornError
 from ..core.timeline import charged_to
+from ..serialization import why_refused
 from .checkpoint_content import changed_by_updates, checkpoint_of, unwrapped
 
 # Of each runner, whichever hook began it. Several hooks share a marker, which has to name the
@@ -222,6 +223,8 @@ class CheckpointSaving:
                 self._runner.logger.info(line)
         failure = batch.failure()
         if failure is None:
+            for line in refusals(batch.save):
+                self._runner.logger.warning(line)
             return
         batch.books.put_back()
         message, error = failure
@@ -283,6 +286,16 @@ def _tell(writer: DurableWriter | None, running: list[_Batch], logger: Any) -> N
     for failure in [batch.failure() for batch in running]:
         if failure is not None:
             logger.error(f'{failure[0]}.')
+
+
+def refusals(save: Save | None) -> Iterator[str]:
+    """Yield which of the first files cannot be loaded again, and why."""
+    if save is None or not save.names:
+        return
+    for path in save.paths:
+        reason = why_refused(path, save.names)
+        if reason is not None:
+            yield f'{reason}. Until then, --resume and load_from refuse the later files as well.'
 
 
 def describe(save: Save, waited: float) -> Iterator[str]:

@@ -12,6 +12,7 @@ from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
 from ..core.nonfinite import NonFiniteWatch, bad_tensors
+from ..downloads import register_safe_downloads
 from .bounded_history import BoundedHistory
 from .sparse_scalars import SparseScalars
 
@@ -73,6 +74,10 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._seen: Any = None
         self._count = 0
         self._savers: list[CheckpointHook] = []
+
+    def before_run(self, runner: Any) -> None:
+        super().before_run(runner)
+        register_safe_downloads()
 
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)

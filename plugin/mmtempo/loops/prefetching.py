@@ -13,6 +13,7 @@ from mmengine.hooks import CheckpointHook
 from ..core.device import SideStream
 from ..core.prefetch import DevicePrefetcher
 from ..core.timeline import charged_to
+from ..downloads import register_safe_downloads
 from ..loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
 from .accumulation import LogMeans
 from .staging import stage_for
@@ -23,6 +24,7 @@ PLACE = 'train_loader_place'
 
 def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any:
     """The loader that a config describes; one that is built already stays what it is."""
+    register_safe_downloads()  # loops are built before a checkpoint is loaded
     if not isinstance(dataloader, dict):
         return dataloader
     return build_prefetch_dataloader(
