@@ -32,7 +32,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What the writer is asked for; nothing is written."""
     seen: list[tuple] = []
 
-    def save(self: Any, files: list, marker: Any = None, remove: Any = (), late: Any = ()) -> Save:
+    def save(
+        self: Any, files: list, marker: Any = None, remove: Any = (), late: Any = (), check: Any = 0
+    ) -> Save:
         done = Save([path for path, _ in files], written=1, seconds=1.0)
         done._done.set()
         seen.append(([Path(path).name for path in done.paths], marker, list(remove)))

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class DurableWriter:
         marker: tuple[str, str] | None = None,
         remove: Collection[str] = (),
         late: Collection[int] = (),
+        check: Callable[[list], None] | None = None,
     ) -> Save:
         """Start to save; waits for the save before.
 
@@ -114,13 +115,15 @@ class DurableWriter:
             remove: What they replace. Defaults to ().
             late: Addresses of tensors that nothing changes before the next `fence`.
                 Defaults to ().
+            check: Called in the writer's thread with the copied contents, before anything is
+                written or removed; what it raises fails the save. Defaults to None.
         """
         if not self._end.alive:
             raise RuntimeError('the writer is closed')
         self.wait()
         save = Save([path for path, _ in files])
         trees = self._snapshot.take([tree for _, tree in files], late)
-        self._worker.give(save, trees, marker, list(remove))
+        self._worker.give(save, trees, marker, list(remove), check)
         self._last = save
         return save
 
@@ -202,11 +205,20 @@ class _Worker:
         self._stop_process()
         self._area.close()
 
-    def _do(self, save: Save, trees: list, marker: Any, remove: list[str]) -> None:
+    def _do(
+        self,
+        save: Save,
+        trees: list,
+        marker: Any,
+        remove: list[str],
+        check: Callable[[list], None] | None,
+    ) -> None:
         time.sleep(GRACE)
         start = time.perf_counter()
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
+        if check is not None:
+            check(trees)
         records = [records_of(tree, self._area) for tree in trees]
         job = dict(
             area=self._area.address,
