@@ -89,6 +89,29 @@ def test_files_marker_and_removals(writer: DurableWriter, tmp_path: Path) -> Non
     assert done.seconds > 0
 
 
+def test_refused_copies_are_not_written(writer: DurableWriter, tmp_path: Path) -> None:
+    """The check sees the copies, in the writer's thread; nothing is written or removed."""
+    old, marker = tmp_path / 'old.pth', tmp_path / 'marker'
+    old.touch()
+    seen: list[Any] = []
+
+    def check(contents: list) -> None:
+        seen.append((threading.current_thread().name, contents[0]['value'].tolist()))
+        if contents[0]['value'][0] == 2:
+            raise ValueError('refused')
+
+    options = dict(marker=(str(marker), 'x'), remove=[str(old)], check=check)
+    refused = save(writer, tmp_path / 'a.pth', 2, **options)
+    writer.wait()
+    assert str(refused.error) == 'refused'
+    assert os.listdir(tmp_path) == ['old.pth']
+    accepted = save(writer, tmp_path / 'a.pth', 1, **options)
+    writer.wait()
+    assert accepted.error is None
+    assert sorted(os.listdir(tmp_path)) == ['a.pth', 'marker']
+    assert seen == [('mmtempo-writer', [2.0] * 3), ('mmtempo-writer', [1.0] * 3)]
+
+
 def test_one_save_at_a_time(
     writer: DurableWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from mmtempo.core.nonfinite import NonFiniteError, NonFiniteWatch, bad_tensors
+from mmtempo.core.nonfinite import NonFiniteError, NonFiniteWatch
 
 NAN, INF = float('nan'), float('inf')
 
@@ -103,15 +102,14 @@ def test_skipping_ends_where_the_weights_are_bad() -> None:
     assert len(said) == 2
 
 
-def test_tensors_are_looked_at_by_name() -> None:
-    model = torch.nn.Module()
-    assert bad_tensors(model) == []
-    for name, value in dict(good=1.0, infinite=INF, nan=NAN).items():
-        model.register_parameter(name, torch.nn.Parameter(torch.tensor([1.0, value])))
-    model.register_buffer('mask', torch.tensor([0.0, -INF]))  # masks have it on purpose
-    model.register_buffer('mean', torch.tensor([0.0, NAN]))
-    model.register_buffer('count', torch.tensor(3))
-    assert bad_tensors(model) == ['infinite', 'nan', 'mean']
+def test_the_earliest_iteration_is_named() -> None:
+    """Weights of iteration 5 are judged after the loss of iteration 7 has arrived."""
+    watch = NonFiniteWatch('stop', print)
+    watch.look(6, row(train__loss=NAN))
+    watch.found(4, 'net.weight of the model', in_weights=True)
+    watch.found(8, 'something later')
+    with pytest.raises(NonFiniteError, match=r'iteration 5: net.weight'):
+        watch.check()
 
 
 def test_unknown_action() -> None:

@@ -290,6 +290,28 @@ def test_with_a_device_the_host_never_waits(area: StagingArea, asked: list) -> N
     assert [step for step in asked if step[0] == 'stream'] == [('stream', 'cuda:0')]
 
 
+def test_values_of_the_host_are_made_late_with_a_device_too(area: StagingArea, asked: list) -> None:
+    """Making them may wait for a copy from the device, which `take` must not."""
+    made: list[str] = []
+
+    def make() -> list:
+        made.append(threading.current_thread().name)
+        return [1, 2]
+
+    snapshot = Snapshot(area)
+    content = dict(weight=on('cuda:0', 1), history=Late(make, is_of_host=True), after=3)
+    for _ in range(2):  # the first one makes room
+        made.clear()
+        [frozen] = snapshot.take([content])
+        assert made == []
+        thread = threading.Thread(target=snapshot.finish, name='writer')
+        thread.start()
+        thread.join()
+        assert made == ['writer']
+        assert list(frozen) == ['weight', 'history', 'after']
+        assert frozen['history'] == [1, 2]
+
+
 def test_early_copies_are_before_late_ones_on_one_stream(area: StagingArea, asked: list) -> None:
     """So the last event is enough for both."""
     snapshot = Snapshot(area)

@@ -41,6 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         remove: Any = (),
         late: Any = (),
         after: Any = None,
+        check: Any = None,
     ) -> Save:
         done = Save([path for path, _ in files], written=1, seconds=1.0)
         done._done.set()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import threading
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from mmengine.logging import MessageHub
+from mmengine.logging import HistoryBuffer, MessageHub
 
 from mmtempo.core.nonfinite import NonFiniteWatch
 from mmtempo.core.scalar_rows import ScalarRows
@@ -94,3 +96,48 @@ def test_whoever_notes_later_may_go(scalars: SparseScalars, hub: MessageHub) -> 
     assert gone() is None
     scalars.fetch()
     assert hub.get_scalar('time').data[0].tolist() == [1.0]
+
+
+def test_copy_for_a_checkpoint_waits_when_it_is_read(
+    scalars: SparseScalars, hub: MessageHub
+) -> None:
+    """And has the values of its moment, in whatever thread it is read."""
+    for number in (1, 2):
+        iterate(scalars, Times(), number)
+    window = scalars.send()
+    iterate(scalars, Times(), 3)
+    copied = copy.deepcopy(hub.log_scalars['loss'])
+    assert not scalars.arrived(window)  # nothing was waited for
+    iterate(scalars, Times(), 4)
+    made: list[HistoryBuffer] = []
+    thread = threading.Thread(target=lambda: made.append(copy.deepcopy(copied)))
+    thread.start()
+    thread.join()
+    assert type(made[0]) is HistoryBuffer
+    assert made[0].data[0].tolist() == [1.0, 2.0, 3.0]
+    assert copied.totals[:2] == [3, 6.0]
+    assert scalars.arrived(window, wait=True)
+    assert window.histories['loss'].data[0].tolist() == [1.0, 2.0]
+    assert hub.get_scalar('loss').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_copy_can_be_continued(scalars: SparseScalars, hub: MessageHub) -> None:
+    iterate(scalars, Times(), 1)
+    copied = copy.deepcopy(hub.log_scalars['loss'])
+    copied.update(5.0)
+    assert copied.data[0].tolist() == [1.0, 5.0]
+    assert hub.get_scalar('loss').data[0].tolist() == [1.0]
+
+
+def test_line_is_its_own_where_copies_arrive_in_between(
+    scalars: SparseScalars, hub: MessageHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies of a window and those after it arrive between two questions."""
+    iterate(scalars, Times(), 1)
+    window = scalars.send()
+    iterate(scalars, Times(), 2)
+    answers = iter([False, True, True, True, True])
+    monkeypatch.setattr(Underway, 'arrived', property(lambda copy: next(answers)))
+    scalars.fetch(wait=False)
+    assert scalars.arrived(window)
+    assert window.histories['loss'].data[0].tolist() == [1.0]

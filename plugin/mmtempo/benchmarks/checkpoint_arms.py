@@ -93,7 +93,7 @@ class _Thread(durable_writer._Worker):
         """Without a process."""
 
     def _do(
-        self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str], after: Any
+        self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str], *others: Any
     ) -> None:
         start = time.perf_counter()
         self._snapshot.finish()

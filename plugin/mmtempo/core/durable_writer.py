@@ -147,6 +147,7 @@ class DurableWriter:
         remove: Collection[str] = (),
         late: Collection[int] = (),
         after: Save | None = None,
+        check: Callable[[list], None] | None = None,
     ) -> Save:
         """Start to save; waits for the save before.
 
@@ -158,6 +159,8 @@ class DurableWriter:
                 Defaults to ().
             after: A save of another writer, to be complete before this one changes the disk.
                 Defaults to None.
+            check: Called in the writer's thread with the copied contents, before anything is
+                written or removed; what it raises fails the save. Defaults to None.
         """
         if not self._end.alive:
             raise RuntimeError('the writer is closed')
@@ -165,7 +168,7 @@ class DurableWriter:
         save = Save([path for path, _ in files])
         self._worker.prepare(save)
         trees = self._snapshot.take([tree for _, tree in files], late)
-        self._worker.give(save, trees, marker, list(remove), after)
+        self._worker.give(save, trees, marker, list(remove), after, check)
         self._last = save
         return save
 
@@ -323,12 +326,20 @@ class _Worker:
         self._area.close()
 
     def _do(
-        self, save: Save, trees: list, marker: Any, remove: list[str], after: Save | None
+        self,
+        save: Save,
+        trees: list,
+        marker: Any,
+        remove: list[str],
+        after: Save | None,
+        check: Callable[[list], None] | None,
     ) -> None:
         time.sleep(GRACE)
         start = time.perf_counter()
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
+        if check is not None:
+            check(trees)
         records = [records_of(tree, self._area) for tree in trees]
         if not self._has_named:
             save.names = frozenset().union(*map(names_in, records))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
-
 GRAD_NORM = 'watch/grad_norm'
 LOSS_SCALE = 'watch/loss_scale'
 SKIPPED = 'watch/skipped'
@@ -65,8 +63,10 @@ class NonFiniteWatch:
     def found(self, iteration: int, what: str, in_weights: bool = False) -> None:
         """Take note of something bad, in an iteration counted from 0."""
         self._is_fatal |= in_weights
-        self._first = self._first or (iteration + 1, what)
-        self._last = iteration + 1
+        # Weights may be judged later than the losses that they have made nan.
+        if self._first is None or iteration + 1 < self._first[0]:
+            self._first = iteration + 1, what
+        self._last = max(self._last, iteration + 1)
         self._count += 1
 
     @property
@@ -120,26 +120,3 @@ def _describe(values: Sequence[tuple[str, float, int]]) -> str:
         lost = ', as every update overflows' if scale < LEAST_SCALE else ''
         text.append(f'loss scale after the update {scale:g}{lost}')
     return '; '.join(text)
-
-
-def bad_tensors(model: torch.nn.Module) -> list[str]:
-    """Names of what holds nan, or in parameters infinity; waits for their device.
-
-    Buffers may well hold infinity: an attention mask does.
-    """
-    flags: dict[torch.device, list[torch.Tensor]] = {}
-    names: dict[torch.device, list[str]] = {}
-    for tensors, is_good in (
-        (model.named_parameters(), torch.isfinite),
-        (model.named_buffers(), lambda tensor: tensor.isnan().logical_not()),
-    ):
-        for name, tensor in tensors:
-            if tensor.is_floating_point():
-                names.setdefault(tensor.device, []).append(name)
-                flags.setdefault(tensor.device, []).append(is_good(tensor.detach()).all())
-    return [
-        name
-        for device in names
-        for name, good in zip(names[device], torch.stack(flags[device]).tolist())
-        if not good
-    ]

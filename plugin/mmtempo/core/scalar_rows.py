@@ -24,7 +24,7 @@ Kind = tuple[torch.device, torch.dtype]
 Values = list[tuple[str, float, int]]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Shipment:
     """Rows on their way: what lies where in the copies."""
 
@@ -48,6 +48,31 @@ class _Shipment:
             )
 
 
+class Arrivals:
+    """The values of copies on their way, by key; reading waits for them, in any thread.
+
+    Args:
+        shipments: The copies, in order.
+    """
+
+    def __init__(self, shipments: list[_Shipment]) -> None:
+        self.shipments = shipments
+        self._by_key: dict[str, tuple[list, list]] | None = None
+
+    def of(self, key: str) -> tuple[list, list]:
+        """Return values and counts."""
+        if self._by_key is None:
+            by_key: dict[str, tuple[list, list]] = {}
+            for shipment in self.shipments:
+                for _, values in shipment.unpack():
+                    for name, value, count in values:
+                        found = by_key.setdefault(name, ([], []))
+                        found[0].append(value)
+                        found[1].append(count)
+            self._by_key = by_key
+        return self._by_key.get(key, ([], []))
+
+
 class ScalarRows:
     """Collects scalars, tensors or Python numbers, and hands them out in the order they came.
 
@@ -62,6 +87,7 @@ class ScalarRows:
         self._tensors: dict[Kind, list[torch.Tensor]] = {}
         self._underway: deque[_Shipment] = deque()
         self._sent = 0
+        self._arrivals = Arrivals([])
 
     def __len__(self) -> int:
         """Rows that have not been sent."""
@@ -123,6 +149,12 @@ class ScalarRows:
             if not wait and not self._underway[0].arrived:
                 return
             yield from self._underway.popleft().unpack()
+
+    def underway(self) -> Arrivals:
+        """Return what was sent and has not been handed out; the same object until that changes."""
+        if self._arrivals.shipments != list(self._underway):
+            self._arrivals = Arrivals(list(self._underway))
+        return self._arrivals
 
     def has_taken(self, ticket: int) -> bool:
         """Whether all rows of a ticket have been handed out."""

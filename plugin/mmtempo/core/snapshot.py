@@ -31,10 +31,12 @@ class Late:
 
     Args:
         make: Returns the value.
+        is_of_host: Whether it holds nothing of a device: then it is always made by `finish`, so
+            `make` may wait there for a copy to the host. Defaults to False.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[], Any], is_of_host: bool = False) -> None:
+        self.make, self.is_of_host = make, is_of_host
 
 
 class Snapshot:
@@ -188,7 +190,7 @@ class _Freezer:
         for key, item in value.items():
             if type(item) in ATOMS:
                 frozen[key] = item
-            elif self._defers and self._is_put_off(item):
+            elif self._is_put_off(item):
                 self._parts.append((frozen, key, item))
                 frozen[key] = None  # its place, in this order
             else:
@@ -196,9 +198,10 @@ class _Freezer:
         return frozen
 
     def _is_put_off(self, item: Any) -> bool:
-        if type(item) is Tensor:
-            return item.layout is torch.strided and item.data_ptr() in self._late
-        return type(item) is Late
+        if type(item) is Late:
+            return self._defers or item.is_of_host
+        is_late = self._defers and type(item) is Tensor and item.layout is torch.strided
+        return is_late and item.data_ptr() in self._late
 
     def tensors_put_off(self) -> list[Tensor]:
         """Those whose places are still empty; what is in a `Late` is not known yet."""

@@ -17,7 +17,9 @@ from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
 from .policy_resume import fit_to_policy
 from .snapshot_fence import SnapshotFence, change_weights_after
+from .sparse_logger_hook import SparseLoggerHook
 from .stop_on_signal import StopOnSignal, counts_epochs, repeats_epochs
+from .weights_check import WeightsCheck
 
 INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
 
@@ -49,6 +51,10 @@ class AsyncCheckpointHook(CheckpointHook):
     the first. tools/train.py locks before anything is written; a Runner built by hand has by then
     written its log and config. Several of these hooks in one training share lock and marker; the
     marker names the newest file of any.
+
+    Weights that are nan or infinite are never published where `SparseRuntimeInfoHook` judges them:
+    such a save fails, and by default the run ends with the advice to resume from the files
+    before it.
 
     Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
     itself, on their device: they may exchange them, but not change them in place.
@@ -102,8 +108,23 @@ class AsyncCheckpointHook(CheckpointHook):
         self._saving: CheckpointSaving | None = None  # None where stock saves
         self._lock: FolderLock | None = None  # from `before_run` to `after_run` of a training
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
-        self._stop = StopOnSignal(self._save_on_stop, self._abandon)
+        self._stop = StopOnSignal(self._save_on_signal, self._abandon)
         self._fence = SnapshotFence(self._before_change, self._stop.go_on)
+
+    @property
+    def saves_copies(self) -> bool:
+        """Whether saves leave the training as copies, which are judged apart from it."""
+        return self._saving is not None
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the content of such a save is put together now."""
+        return self._saving is not None and self._saving.is_collecting
+
+    def await_save(self) -> None:
+        """Wait for the save on its way; where it fails, hook and hub name the files before it."""
+        if self._saving is not None:
+            self._saving.await_save()
 
     def before_run(self, runner: Any) -> None:
         if self._lock is None and folder.is_about_to_train(runner):
@@ -249,6 +270,15 @@ class AsyncCheckpointHook(CheckpointHook):
             return
         with self._saving.together():
             super()._save_best_checkpoint(SavingRunner(runner, self._saving.collect), metrics)
+
+    def _save_on_signal(self, runner: Any, epoch: int, iteration: int) -> None:
+        for hook in runner.hooks:
+            if isinstance(hook, SparseLoggerHook):
+                hook.flush()
+        self._save_on_stop(runner, epoch, iteration)
+        weights = WeightsCheck.of(runner)
+        if weights is not None:
+            weights.stop()  # where they are bad, that is how the run ends
 
     def _save_on_stop(self, runner: Any, epoch: int, iteration: int) -> None:
         """Save what is reached, unless it is saved; returns when that is durable."""

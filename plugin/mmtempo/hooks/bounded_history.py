@@ -17,7 +17,8 @@ class BoundedHistory(HistoryBuffer):
 
     What asks for all there has been gets the running mean, minimum or maximum of the whole
     training; what asks for less, but more than is kept, gets that of what is kept. Copied, as
-    for a checkpoint, it becomes a plain HistoryBuffer that stock reads.
+    for a checkpoint, it becomes a plain HistoryBuffer that stock reads; while values are on their
+    way from the device, the copy takes them in when it is read, or copied or pickled itself.
 
     Args:
         length: How many values to keep.
@@ -32,9 +33,11 @@ class BoundedHistory(HistoryBuffer):
         self.total = 0  # how many values there have been
         self._sum, self._count = 0.0, 0
         self._min, self._max = float('inf'), float('-inf')
-        # Where values still lie on the device: `fetch` brings them, `defer` queues one more.
+        # Where values still lie on the device: `fetch` brings them, `defer` queues one more,
+        # `copied` returns a copy that fetches them itself.
         self.fetch: Callable[[], None] | None = None
         self.defer: Callable[[float, int], None] | None = None
+        self.copied: Callable[[BoundedHistory], HistoryBuffer] | None = None
         if past is not None and len(past.data[0]):
             logs, counts = past.data
             self._values.extend(logs[-length:].tolist())
@@ -52,11 +55,15 @@ class BoundedHistory(HistoryBuffer):
                 raise TypeError(f'{name} must be int or float but got {type(value)}')
         if self.defer is not None:
             self.defer(log_val, count)
-        else:
-            self.extend((log_val,), (count,))
+            return
+        if self.fetch is not None:
+            self.fetch()
+        self.extend((log_val,), (count,))
 
     def extend(self, values: Sequence[int | float], counts: Sequence[int]) -> None:
         """Add values now."""
+        if not values:
+            return
         self._values.extend(values)
         self._counts.extend(counts)
         self.total += len(values)
@@ -137,12 +144,13 @@ class BoundedHistory(HistoryBuffer):
             _say_once(window_size, len(self._values))
         return kept(window_size)
 
-    def _plain(self) -> HistoryBuffer:
+    def plain(self) -> HistoryBuffer:
+        """Return a copy that stock made."""
         logs, counts = self._arrays()
         return HistoryBuffer(logs, counts)
 
     def __deepcopy__(self, memo: dict) -> HistoryBuffer:
-        return self._plain()
+        return self.plain() if self.copied is None else self.copied(self)
 
     def __reduce__(self) -> tuple:
         logs, counts = self._arrays()

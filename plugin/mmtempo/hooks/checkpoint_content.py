@@ -61,6 +61,10 @@ def checkpoint_of(
     elif save_param_scheduler:
         checkpoint['param_schedulers'] = _states_of(runner.param_schedulers)
     runner.call_hook('before_save_checkpoint', checkpoint=checkpoint)
+    # Copies for this checkpoint alone; those of values on their way from the device wait for it.
+    hub = checkpoint.get('message_hub', {})
+    if 'log_scalars' in hub:
+        hub['log_scalars'] = _late(hub['log_scalars'], is_of_host=True)
     if overlaps:
         _mark_late(checkpoint)
     return checkpoint
@@ -131,13 +135,11 @@ def changed_by_updates(runner: Any) -> set[int]:
 def _mark_late(checkpoint: dict) -> None:
     """Let a snapshot go through these late: only updates and schedules change the optimizer.
 
-    And nobody but those who have made them knows of `_metadata` and the copies of the history.
+    And only those who have made it know of `_metadata`.
     """
     of_model = getattr(checkpoint['state_dict'], '__dict__', {})
-    hub = checkpoint.get('message_hub', {})
     for values, key in (
         (of_model, '_metadata'),
-        (hub, 'log_scalars'),
         (checkpoint, 'optimizer'),
         (checkpoint, 'param_schedulers'),
     ):
@@ -145,8 +147,8 @@ def _mark_late(checkpoint: dict) -> None:
             values[key] = _late(values[key])
 
 
-def _late(content: Any) -> Late:
-    return Late(lambda: content)
+def _late(content: Any, is_of_host: bool = False) -> Late:
+    return Late(lambda: content, is_of_host)
 
 
 _texts: dict[str, str] = {}

@@ -14,10 +14,12 @@ import torch
 from mmengine.dist import is_main_process
 
 from ..core.durable_writer import DurableWriter, Save
+from ..core.finite_weights import NonFiniteWeights
 from ..core.snapshot import TornError
 from ..core.timeline import charged_to
 from ..serialization import why_refused
 from .checkpoint_content import changed_by_updates, checkpoint_of, unwrapped
+from .weights_check import WeightsCheck
 
 # Of each runner, whichever hook began it. Several hooks share a marker, which has to name the
 # newest of their files, so each save changes the disk after the earlier ones.
@@ -163,6 +165,11 @@ class CheckpointSaving:
         return self._writer is not None and self._writer.is_busy
 
     @property
+    def is_collecting(self) -> bool:
+        """Whether the content of a save is put together now."""
+        return self._open is not None
+
+    @property
     def has_ended(self) -> bool:
         """Whether a save has ended and is not reported yet."""
         return bool(self._running) and self._running[0].is_done
@@ -232,6 +239,9 @@ class CheckpointSaving:
             self._overlaps = False
             message += '; from now on checkpoints are copied before the training goes on'
         message += '. The files before it are untouched'
+        if isinstance(error, NonFiniteWeights) and error.ends_run:
+            self._runner.logger.error(f'{message}.')  # all processes end at once: WeightsCheck
+            return
         if is_last or self._hook.on_error == 'raise':
             raise CheckpointError(message) from error
         self._failed = CheckpointError(f'no save has succeeded since: {message}')
@@ -248,6 +258,15 @@ class CheckpointSaving:
         if is_last and self._failed is not None:  # it was seen while there might have been more
             raise self._failed
         return waited
+
+    def await_save(self) -> None:
+        """Wait for the save on its way; where it fails, hook and hub name the files before it."""
+        if self._writer is not None and self._open is None:
+            with charged_to('checkpoint: wait for the writer'):
+                self._writer.wait()
+        for batch in self._running:
+            if batch.is_done and batch.failure() is not None:
+                batch.books.put_back()
 
     def close(self) -> None:
         self._end.detach()
@@ -269,8 +288,9 @@ class CheckpointSaving:
         remove = [path for path in self._files.take() if path not in written]
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
-            after = _newest.get(self._runner)
-            batch.save = self._writer.save(batch.files, batch.marker, remove, late, after)
+            after, weights = _newest.get(self._runner), WeightsCheck.of(self._runner)
+            check = None if weights is None else weights.of_copies(self._runner)
+            batch.save = self._writer.save(batch.files, batch.marker, remove, late, after, check)
             _newest[self._runner] = batch.save
         except (OSError, MemoryError, RuntimeError) as error:
             batch.error = error  # no memory for the copy: as bad as no room on the disk

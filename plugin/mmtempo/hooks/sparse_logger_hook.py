@@ -18,6 +18,7 @@ from .guarded_scalars import GuardedScalars
 from .log_file import LogFile
 from .progress_bar import ProgressBar
 from .sparse_scalars import SparseScalars
+from .weights_check import is_copied_now
 
 # In the message hub, until the line is written: what another hook has for the same step.
 ALONG = 'mmtempo_along'
@@ -103,44 +104,59 @@ class SparseLoggerHook(LoggerHook):
         self._log(wait=False)
 
     def before_val(self, runner: Any) -> None:
-        self._log(wait=True)
+        self._log(wait=False)
         self._val_started, self._is_evaluating = time.perf_counter(), True
         if self._bar is not None:
             self._bar.stage('evaluation')
+
+    def after_val_iter(self, runner: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        # Lines in their order: that of the training is before those of the evaluation.
+        self._log(wait=self.every_n_inner_iters(batch_idx, self.interval))
+        super().after_val_iter(runner, batch_idx, *args, **kwargs)
 
     def after_val(self, runner: Any) -> None:
         self._remaining.paused('val', time.perf_counter() - self._val_started)
         self._is_evaluating = False
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        self._log(wait=True)
         super().after_val_epoch(_View(runner, self._guarded(runner)), metrics)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._guard.write(lambda: super(SparseLoggerHook, self).after_test_epoch(runner, metrics))
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        self._log(wait=True)
+        self._log(wait=not is_copied_now(runner))
         if not self._is_evaluating:  # a save there is part of what the evaluation costs
             self._remaining.saved()
 
     def after_train(self, runner: Any) -> None:
-        self._log(wait=True)
+        self.flush()
         self._close_bar()
 
     def after_run(self, runner: Any) -> None:
         self._close_bar()
         super().after_run(_View(runner, self._guarded(runner)))
 
+    def flush(self) -> None:
+        """Write the line that is due; waits for its values."""
+        self._write(wait=True)
+
     def _log(self, wait: bool) -> None:
-        """Write the line that is due, once its values are there."""
+        moment = self._write(wait)
+        if moment is not None:
+            moment.scalars.check()
+
+    def _write(self, wait: bool) -> _Moment | None:
+        """Write the line that is due, once its values are there; returns its log point."""
         if self._line is None:
-            return
+            return None
         moment, batch_idx = self._line
         if not moment.scalars.arrived(moment.window, wait):
-            return
+            return None
         self._line = None
         super().after_train_iter(moment, batch_idx)
-        moment.scalars.check()
+        return moment
 
     def _set_eta(self, runner: Any) -> None:
         seconds = self._seconds_left(runner)

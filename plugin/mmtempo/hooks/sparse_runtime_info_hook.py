@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os.path as osp
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from mmengine.dist import all_reduce, get_world_size
+from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
-from ..core.nonfinite import NonFiniteWatch, bad_tensors
+from ..core.nonfinite import NonFiniteWatch
+from ..core.snapshot import Late
 from ..downloads import register_safe_downloads
 from .bounded_history import BoundedHistory
 from .sparse_scalars import SparseScalars
+from .weights_check import WeightsCheck, await_saves, is_copied_now, saves_copies
 
 TOTALS = 'mmtempo_totals'
 RUNNING = ('mean', 'min', 'max', 'current')
@@ -47,10 +49,24 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         history_length: How many values of a key to keep, at least. Defaults to 100.
         on_nonfinite: What to do when a loss, or the gradient norm where `SparseOptimWrapper`
             computes it, is nan or infinite: 'stop' ends the run, with the iteration and the
-            values, once they have been read for the log; 'warn' goes on; 'skip' leaves such
-            updates out, decided on the device (needs `SparseOptimWrapper`). Before a save, an
-            evaluation and the end of training the weights themselves are looked at, where the
-            host waits anyway. Iterations are counted as in the log, from 1. Defaults to 'stop'.
+            values, once they have been read for the log; 'warn' continues; 'skip' leaves such
+            updates out, decided on the device (needs `SparseOptimWrapper`). The weights
+            themselves are judged as below; bad ones end the run with 'skip' too. Iterations are
+            counted as in the log, from 1. Defaults to 'stop'.
+
+    Weights are bad where a trainable parameter holds nan or infinity, or a buffer nan, and it did
+    not at the start of the training:
+
+    - Before a save of `AsyncCheckpointHook` nothing is read from the device. Its writer judges
+      the copies; bad ones are never published, and older files and the marker stay. The run then
+      ends in the next iteration, or with several processes at their next save or evaluation, in
+      all at once. With 'warn' it continues, and the save has failed like any other: the last one
+      of a run fails it.
+    - Before a save of any other hook, which waits for the device itself, the weights are read;
+      with 'warn' they are saved.
+    - At an evaluation the device judges them while it evaluates; the run ends before the scores
+      are logged, or choose a best checkpoint.
+    - At the end of the training they are read, after the last save is durable.
     """
 
     # As RuntimeInfoHook: what others read has to be there first.
@@ -66,9 +82,9 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self.history_length = history_length
         self.on_nonfinite = on_nonfinite
         NonFiniteWatch(on_nonfinite, print)  # an unknown action is an error now, not later
-        # Both from the start of a training on; the scalars until its end.
+        # Both from the start of a training until its end.
         self._scalars: Any = None
-        self._watch: Any = None
+        self.weights: WeightsCheck | None = None
         self._looked_at = -1
         # The list of hooks that they were found in, and how many there were.
         self._seen: Any = None
@@ -83,8 +99,10 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         super().before_train(runner)
         # The hub outlives runner and hooks, which know each other.
         hub, of_run, least = runner.message_hub, weakref.ref(runner), self.history_length
-        self._watch = NonFiniteWatch(self.on_nonfinite, runner.logger.warning, lambda: _advice(hub))
-        self._scalars = SparseScalars(hub, self._watch, lambda key: _length(of_run(), least, key))
+        watch = NonFiniteWatch(
+            self.on_nonfinite, runner.logger.warning, lambda: _advice(hub, of_run())
+        )
+        self._scalars = SparseScalars(hub, watch, lambda key: _length(of_run(), least, key))
         self._looked_at = -1
         self._scalars.bound()
         for key, totals in (hub.pop_info(TOTALS) or {}).items():
@@ -93,6 +111,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._say_global_windows(runner)
         if self.on_nonfinite == 'skip':
             _skip_updates(runner.optim_wrapper)
+        self.weights = WeightsCheck(runner, self._scalars, watch)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
@@ -103,56 +122,62 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         scalars.seal(runner.iter)
         scalars.bound()
         if self._is_saved_now(runner):
-            self._look(runner)
-        scalars.check()
+            self._before_save(runner)
+        assert self.weights is not None
+        self.weights.poll()
 
     def before_val(self, runner: Any) -> None:
         super().before_val(runner)
-        self._look(runner)
+        if self.weights is not None:
+            self._looked_at = runner.iter
+            self.weights.begin(runner)
+            self.weights.stop()
+
+    def after_val_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        if self.weights is not None:
+            self.weights.poll()
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        if self.weights is not None:
+            self.weights.stop(wait=True)
+        super().after_val_epoch(runner, metrics)
 
     def after_train_epoch(self, runner: Any) -> None:
         if any(hook.by_epoch for hook in self._find_savers(runner)):
-            self._look(runner)
+            self._before_save(runner)
 
     def after_train(self, runner: Any) -> None:
         super().after_train(runner)
+        await_saves(runner)
         self._look(runner)
         self._scalars.close()
-        self._scalars = None
+        self._scalars = self.weights = None
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        is_copied = is_copied_now(runner)
         if self._scalars is not None:
-            if self._looked_at != runner.iter:  # whoever saves is no CheckpointHook
+            if not is_copied and self._looked_at != runner.iter:  # the saver is no CheckpointHook
                 self._look(runner, together=False)
             self._scalars.bound()
-        totals = {
-            key: history.totals
-            for key, history in runner.message_hub.log_scalars.items()
-            if isinstance(history, BoundedHistory) and history.total > history.max_length
-        }
-        checkpoint['message_hub']['runtime_info'][TOTALS] = totals
+        hub = checkpoint['message_hub']
+        totals = _totals_of(runner.message_hub.log_scalars, hub['log_scalars'])
+        # Values on their way from the device are waited for by the writer's thread.
+        hub['runtime_info'][TOTALS] = Late(totals, is_of_host=True) if is_copied else totals()
+
+    def _before_save(self, runner: Any) -> None:
+        """Judge the weights, unless all who save judge their copies."""
+        assert self.weights is not None
+        savers = self._find_savers(runner)
+        if savers and all(saves_copies(hook) for hook in savers):
+            self.weights.stop()
+        else:
+            self._look(runner)
 
     def _look(self, runner: Any, together: bool = True) -> None:
-        """Stop before weights that are not finite are saved or judged; waits for the device.
-
-        In all processes at once, where all of them are here (`together`): one that stops alone
-        leaves the others waiting for it.
-        """
-        if self._scalars is None:
-            return
-        self._looked_at = runner.iter
-        self._scalars.fetch()
-        names = bad_tensors(runner.model)
-        if names:
-            more = f' and {len(names) - 1} more' if len(names) > 1 else ''
-            what = f'{names[0]}{more} of the model, after losses that were finite'
-            self._watch.found(runner.iter, what, in_weights=True)
-        if together and get_world_size() > 1:
-            flag = torch.tensor([float(self._watch.is_bad)])
-            all_reduce(flag, 'max')
-            if flag.item() and not self._watch.is_bad:
-                self._watch.found(runner.iter, 'in another process, whose log says more')
-        self._scalars.check()
+        """Stop before weights that are not finite are saved; waits for the device."""
+        if self.weights is not None:
+            self._looked_at = runner.iter
+            self.weights.look(runner, together)
 
     def _is_saved_now(self, runner: Any) -> bool:
         # Before the hook itself: stock deletes older files first.
@@ -188,6 +213,27 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
                 )
 
 
+def _totals_of(live: dict[str, Any], copies: dict[str, Any]) -> Callable[[], dict[str, list]]:
+    """Return a function that gives the totals at this moment, by key.
+
+    Args:
+        live: The histories.
+        copies: Their copies for a checkpoint, which it waits for where they are not complete.
+    """
+    now = {key: one for key, one in live.items() if isinstance(one, BoundedHistory)}
+    totals = {key: one.totals for key, one in now.items() if one.total > one.max_length}
+    coming = {key: one for key, one in copies.items() if isinstance(one, BoundedHistory)}
+
+    def complete() -> dict[str, list]:
+        for key, copy in coming.items():
+            copy.plain()  # takes in what was on its way
+            if copy.total > copy.max_length:
+                totals[key] = copy.totals
+        return totals
+
+    return complete
+
+
 def _length(runner: Any, least: int, key: str) -> int:
     """How many values the log processor may ask for."""
     if runner is None:  # it has gone, and its hub is filled by whoever trains next
@@ -205,18 +251,21 @@ def _length(runner: Any, least: int, key: str) -> int:
     return max(lengths)
 
 
-def _advice(hub: Any) -> str:
+def _advice(hub: Any, runner: Any) -> str:
+    if runner is not None:
+        await_saves(runner)  # where one fails, the hub names the files before it
     saved = [hub.get_info(key) for key in ('last_ckpt', 'best_ckpt')]
     there = [path for path in saved if path and osp.isfile(path)]
-    start = (
-        f'The last checkpoint, {there[0]}, is from before: resume from it'
-        if there
-        else 'No checkpoint has been written yet: start again'
-    )
+    if there:
+        start = f'The last checkpoint, {there[0]}, is from before: resume from it'
+    elif is_main_process():
+        start = 'No checkpoint has been written yet: start again'
+    else:
+        start = 'The log of the main process names the last checkpoint: resume from it'
     return (
         f'{start} with a lower learning rate, gradient clipping (optim_wrapper.clip_grad) or '
         "another loss scale; default_hooks.runtime_info.on_nonfinite='skip' leaves such updates "
-        "out, 'warn' goes on."
+        "out, 'warn' continues."
     )
 
 

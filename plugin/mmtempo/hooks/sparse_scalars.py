@@ -6,9 +6,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from mmengine.logging import MessageHub
+from mmengine.logging import HistoryBuffer, MessageHub
 
 from ..core.nonfinite import NonFiniteWatch
 from ..core.scalar_rows import ScalarRows
@@ -72,6 +73,11 @@ class SparseScalars:
         """The one that a hub's training uses, if any."""
         return hub.get_info(KEY)
 
+    @property
+    def iteration(self) -> int:
+        """Number of the last iteration, from 0; `runner.iter` may count it already."""
+        return self._hub.get_info('iter', 0)
+
     def note(self, key: str, value: Any, count: int = 1) -> None:
         """Log a value of the current iteration; keys `watch/...` are looked at only."""
         self._rows.note(key, value, count)
@@ -113,7 +119,7 @@ class SparseScalars:
         if self._window is not None:
             self.arrived(self._window, wait=True)
         # What came after the end of the iteration, but before this line.
-        self._rows.seal(self._hub.get_info('iter', 0))
+        self._rows.seal(self.iteration)
         self.gather()
         self.bound()
         self._window = LogWindow(self._rows.send(), OrderedDict(self._hub.log_scalars))
@@ -127,11 +133,15 @@ class SparseScalars:
         self._deliver(window.ticket, wait)
         return window is not self._window
 
-    def fetch(self) -> None:
-        """Wait for all that was noted."""
-        self._rows.seal(self._hub.get_info('iter', 0))
-        self._deliver(self._rows.send(), wait=True)
-        self.gather()  # behind the window that is being written, which is complete now
+    def fetch(self, wait: bool = True) -> None:
+        """Start the copy of all that was noted, and take in what has arrived.
+
+        Args:
+            wait: Whether to wait until all of it has. Defaults to True.
+        """
+        self._rows.seal(self.iteration)
+        self._deliver(self._rows.send(), wait)
+        self.gather()  # a window that is being written has its own values of these already
 
     def close(self) -> None:
         """Bring what is left, and let go: the hub outlives the training."""
@@ -139,7 +149,7 @@ class SparseScalars:
         self._sources.clear()
         for history in self._hub.log_scalars.values():
             if type(history) is BoundedHistory:
-                history.fetch = history.defer = None
+                history.fetch = history.defer = history.copied = None
         self._hub.runtime_info.pop(KEY, None)
 
     def check(self) -> None:
@@ -150,9 +160,10 @@ class SparseScalars:
         window = self._window
         if window is not None:
             self._push(min(ticket, window.ticket), wait)
-            if self._rows.has_taken(window.ticket):
-                window.settle()
-                self._window = None
+            if not self._rows.has_taken(window.ticket):
+                return  # what was sent later is no part of the window
+            window.settle()
+            self._window = None
         self._push(ticket, wait)
 
     def _push(self, ticket: int, wait: bool) -> None:
@@ -186,6 +197,24 @@ class SparseScalars:
         history = self._hub.log_scalars[key]
         history.fetch = self.fetch
         history.defer = lambda value, count: self.note(key, value, count)
+        history.copied = partial(self._copied, key)
+
+    def _copied(self, key: str, live: BoundedHistory) -> HistoryBuffer:
+        """Copy a history for a checkpoint; its reader waits for what is on its way.
+
+        That may be another thread, so the copy refers to nothing that changes.
+        """
+        self.fetch(wait=False)
+        copy, arrivals = live.frozen(), self._rows.underway()
+        if not arrivals.shipments:
+            return copy.plain()
+
+        def arrive() -> None:
+            copy.fetch = None
+            copy.extend(*arrivals.of(key))
+
+        copy.fetch = arrive
+        return copy
 
     def bound(self) -> None:
         """Replace histories that grow."""
