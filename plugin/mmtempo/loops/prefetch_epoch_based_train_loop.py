@@ -7,8 +7,10 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
+from ..core.shared_failure import shared_failure
 from ..loaders import Place, PrefetchDataLoader
 from .accumulation import batches_per_iteration, check_wrapper, counted
+from .owed_evaluation import evaluate_owed, is_due
 from .prefetching import TrainingBatches, build, prefetch_to_device
 
 
@@ -17,7 +19,8 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     """mmengine's `EpochBasedTrainLoop` with a loader that goes on exactly where it was.
 
     Also within an epoch: a checkpoint of its middle is resumed there, and not at its start. The
-    next epoch's first batches are made while this one ends and is evaluated.
+    next epoch's first batches are made while this one ends and is evaluated. An evaluation that
+    a signal has cut off (see `AsyncCheckpointHook`) is done when the run is resumed.
 
     Example::
 
@@ -51,18 +54,33 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         """Whether a checkpoint of the middle of an epoch is resumed there."""
         return self._batches is not None
 
+    @property
+    def repeats_evaluations(self) -> bool:
+        """Whether an evaluation that a signal has cut off is done on resume."""
+        return self._batches is not None
+
     def run(self) -> Any:
         """Train; returns the model."""
         check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
-        if self._batches is None:
-            return super().run()
+        with shared_failure():
+            return super().run() if self._batches is None else self._run(self._batches)
+
+    def _run(self, batches: TrainingBatches) -> Any:
         if self._iter > 0:
-            self._batches.resume(lambda: Place(self._epoch))
+            batches.resume(lambda: Place(self._epoch))
         prefetch_to_device(self._loader, self.runner.model, training=True)
         try:
-            return super().run()
+            self.runner.call_hook('before_train')
+            evaluate_owed(self.runner)
+            while self._epoch < self._max_epochs and not self.stop_training:
+                self.run_epoch()
+                self._decide_current_val_interval()
+                if is_due(self, self._epoch):
+                    self.runner.val_loop.run()
+            self.runner.call_hook('after_train')
         finally:
             self._loader.close()
+        return self.runner.model
 
     def run_epoch(self) -> None:
         """What is left of an epoch."""
