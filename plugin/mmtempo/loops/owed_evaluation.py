@@ -45,4 +45,9 @@ def evaluate_owed(runner: Any) -> None:
         f'Evaluating after iteration {runner.iter}: the run stopped before this evaluation was '
         'complete.'
     )
+    # As in the run that was stopped: metrics may read these, and the last hooks to set them were
+    # those that ran before its last iteration.
+    runner.message_hub.update_info('iter', runner.iter - 1)
+    if hasattr(runner.train_loop, 'run_epoch'):
+        runner.message_hub.update_info('epoch', runner.epoch - 1)
     runner.val_loop.run()
