@@ -11,7 +11,7 @@ if [ "$#" -lt 2 ]; then
 fi
 config="$1" gpus="$2"
 shift 2
-python -m torch.distributed.run \
+exec python "$here/dist_run.py" \
     --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" --nproc_per_node="$gpus" \
     --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" \
     "$here/$script" "$config" "$@" --launcher pytorch

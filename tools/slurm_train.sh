@@ -12,6 +12,6 @@ partition="$1" job="$2" config="$3"
 shift 3
 gpus="${GPUS:-4}" per_node="${GPUS_PER_NODE:-4}"
 # shellcheck disable=SC2086 - SRUN_ARGS is a list of words
-srun -p "$partition" --job-name="$job" --gres="gpu:$per_node" --ntasks="$gpus" \
+exec srun -p "$partition" --job-name="$job" --gres="gpu:$per_node" --ntasks="$gpus" \
     --ntasks-per-node="$per_node" --cpus-per-task="${CPUS_PER_TASK:-5}" --kill-on-bad-exit=1 \
     ${SRUN_ARGS:-} python -u "$here/$script" "$config" "$@" --launcher slurm

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from mmengine.dist import get_dist_info
 
 from .bev.errors import BadSampleError
 from .core.nonfinite import NonFiniteError
+from .core.shared_failure import RankFailedError, shared_failure
 from .hooks.checkpoint_saving import CheckpointError
 from .hooks.progress_bar import close_bars
 from .hooks.training_monitor import end_monitored
@@ -47,41 +51,67 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
         print(f'\n{name}: interrupted; nothing was written', file=sys.stderr)
         return 130
     try:
-        try:
-            run(prepared)
-        except BaseException as error:
-            end_monitored(error)  # before it is caught here, and nobody can tell any more
-            raise
-        finally:
-            close_bars()  # a last word goes below the log, not above a bar
-    except KeyboardInterrupt:
-        print(f'\n{name}: interrupted{how_to_go_on(prepared)}', file=sys.stderr)
-        return 130
-    except SystemExit as error:
-        if error.code != TERMINATED:
-            raise
-        print(f'\n{name}: terminated{how_to_go_on(prepared)}', file=sys.stderr)
-        return TERMINATED
-    except CheckpointError as error:
-        print(f'\n{name}: error: {error}{how_to_go_on(prepared)}', file=sys.stderr)
-        return 1
-    except (LaunchError, UnreadableCheckpointError) as error:
-        print(f'{name}: error: {error}', file=sys.stderr)
-        return 2
-    except NonFiniteError as error:
-        print(f'\n{name}: stopped: {error}', file=sys.stderr)
-        return 1
-    except (LoaderError, BadSampleError) as error:
-        print(f'\n{name}: stopped: {_why_no_batch(error)}{how_to_go_on(prepared)}', file=sys.stderr)
-        return 1
+        with shared_failure():
+            try:
+                run(prepared)
+            except BaseException as error:
+                end_monitored(error)  # while the error is still the current one
+                raise
+            finally:
+                close_bars()  # a last word goes below the log, not above a bar
+    except BaseException as error:
+        with _terminations_ignored():
+            return _leave(_end(name, prepared, error))
     if torch.distributed.is_initialized():
-        # Nobody leaves before everybody is done: gloo aborts a process that still talks.
+        # All processes are done before the first one leaves: gloo aborts one that still talks.
         torch.distributed.barrier()
-        over_gloo = torch.distributed.get_backend() == 'gloo'
-        torch.distributed.destroy_process_group()
-        if over_gloo:
-            _leave()
-    return 0
+    return _leave(0)
+
+
+def _end(name: str, prepared: Any, error: BaseException) -> int:
+    """Report how a run has ended, once for all of its processes; the exit code."""
+    rank, processes = get_dist_info()
+    code, end, is_resumable = _description(error)
+    if processes > 1 and code < 128:
+        name = f'{name} (rank {rank})'
+    if rank == 0 or (code < 128 and not isinstance(error, RankFailedError)):
+        # Other processes may end before rank 0 has saved.
+        hint = how_to_go_on(prepared) if rank == 0 and is_resumable else ''
+        start = '' if isinstance(error, LaunchError) else '\n'  # after the progress of a run
+        print(f'{start}{name}: {end}{hint}', file=sys.stderr)
+    return code
+
+
+def _description(error: BaseException) -> tuple[int, str, bool]:
+    """Exit code, message, and whether the training can be resumed as it is."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, 'interrupted', True
+    if isinstance(error, SystemExit) and error.code == TERMINATED:
+        return TERMINATED, 'terminated', True
+    if isinstance(error, (LaunchError, UnreadableCheckpointError)):
+        return 2, f'error: {error}', False
+    if isinstance(error, CheckpointError):
+        return 1, f'error: {error}', True
+    if isinstance(error, NonFiniteError):
+        return 1, f'stopped: {error}', False
+    if isinstance(error, (LoaderError, BadSampleError)):
+        return 1, f'stopped: {_why_no_batch(error)}', True
+    if isinstance(error, RankFailedError):
+        return 1, f'stopped: {error}', True
+    raise error
+
+
+@contextlib.contextmanager
+def _terminations_ignored() -> Iterator[None]:
+    """Let a process that is ending say so: torchrun terminates the others when one has left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _why_no_batch(error: Exception) -> str:
@@ -95,14 +125,21 @@ def _why_no_batch(error: Exception) -> str:
     )
 
 
-def _leave() -> None:
-    """End this process, and well, without tearing down torch's own threads.
+def _leave(code: int) -> int:
+    """Return the exit code; where processes talk over gloo, end this one with it.
 
-    Everything is done and written by now. One process in about a hundred was seen to abort
-    after Python had ended ("terminate called without an active exception"), which makes a
-    run fail that has succeeded.
+    Without tearing down torch's own threads: one process in about a hundred was seen to abort
+    after Python had ended ("terminate called without an active exception"), which makes a run
+    fail that has succeeded, and hides the exit code of one that has failed.
     """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    if not torch.distributed.is_initialized():
+        return code
+    over_gloo = torch.distributed.get_backend() == 'gloo'
+    if code == 0:
+        torch.distributed.destroy_process_group()
+    if over_gloo:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

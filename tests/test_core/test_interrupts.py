@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
 import subprocess
 import sys
@@ -58,6 +59,29 @@ def test_a_second_interrupt_leaves(first: signal.Signals, noting: Noting) -> Non
         signal.raise_signal(signal.SIGINT)
     assert noting.done == [first, 'second']
     assert handlers() == before  # a third one is not held up
+
+
+def test_interrupt_that_the_launcher_passes_on_is_the_same(noting: Noting) -> None:
+    """The terminal sends it to all processes, and torchrun sends it to its own once more."""
+    now = [5.0]
+    noting.interrupts = Interrupts(
+        noting.done.append, lambda: noting.done.append('second'), same=1.0, clock=lambda: now[0]
+    )
+    noting.interrupts.install()
+    for now[0] in (5.0, 5.0, 5.9):
+        signal.raise_signal(signal.SIGINT)
+    assert noting.done == [signal.SIGINT]
+    now[0] = 6.0
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert noting.done == [signal.SIGINT, 'second']
+
+
+@pytest.mark.parametrize(('name', 'same'), [('TORCHELASTIC_RUN_ID', 1.0), ('OTHER', 0.0)])
+def test_torchrun_is_recognized(name: str, same: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('TORCHELASTIC_RUN_ID', raising=False)
+    monkeypatch.setenv(name, 'x')
+    assert runpy.run_path(module.__file__)['FORWARDED'] == same
 
 
 @pytest.mark.parametrize('first', SIGNALS)

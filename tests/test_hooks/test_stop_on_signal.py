@@ -33,6 +33,7 @@ from .saving import (
     train,
 )
 from .toy import ToyDataset, ToyModel
+from .two_ranks import both, start_ranks
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 SAYS = 'the run ends after this iteration'
@@ -396,35 +397,10 @@ def test_after_an_error_signals_do_what_they_did(keeps_runner: bool, tmp_path: P
     assert files(work)[-1] == 'iter_6.pth'
 
 
-def ranks(work: str, rank: int, port: int, to: list, number: int, **options: Any) -> None:
-    """One of two processes; those in `to` get a signal in the midst of an iteration."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE='2', LOCAL_RANK=str(rank), MASTER_ADDR='127.0.0.1',
-        MASTER_PORT=str(port),
-    )  # fmt: skip
-    options |= {'launcher': 'pytorch', 'experiment_name': 'ranks'}
-    if rank in to:
-        options |= model(4 + rank, number)
-    through_tool(work, **options)
-
-
-def start_ranks(work: Path, to: list, number: int = TERM, **options: Any) -> list[forks.Child]:
-    from ..test_tools.test_train import free_port
-
-    port = free_port()
-    return [
-        forks.start(
-            ranks, work.parent / f'rank{rank}.log', work=str(work), rank=rank, port=port,
-            to=to, number=number, **options,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-
-
 @pytest.fixture(scope='module')
 def undisturbed_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp('ranks') / 'work'
-    both(start_ranks(work, to=[]))
+    both(start_ranks(work))
     return work / 'iter_24.pth'
 
 
@@ -433,25 +409,22 @@ def test_processes_stop_at_the_same_iteration(
     to: list, number: int, undisturbed_ranks: Path, tmp_path: Path
 ) -> None:
     work = tmp_path / 'work'
-    texts = both(start_ranks(work, to, number), 128 + number)
-    assert 'stopped after 10 iterations' in texts[0]
-    assert marked(work).name == 'iter_10.pth'
-    texts = both(start_ranks(work, to=[], resume=True))
-    assert [resumed_at(text) for text in texts] == [10, 0]  # only one of them logs
+    options = {rank: model(4 + rank, number) for rank in to}
+    texts = both(start_ranks(work, options), 128 + number)
+    at = int(marked(work).stem.removeprefix('iter_'))
+    assert f'stopped after {at} iterations' in texts[0]
+    assert 4 <= at <= 7  # asked at 1, 3 and 7, or more often where the machine is slow
+    assert ['newest checkpoint' in text for text in texts] == [True, False]
+    texts = both(start_ranks(work, resume=True))
+    assert [resumed_at(text) for text in texts] == [at, 0]  # only one of them logs
     assert_same(marked(work), undisturbed_ranks)
     assert temporaries(work) == []
-
-
-def both(children: list[forks.Child], code: int = 0) -> list[str]:
-    codes, texts = [child.wait() for child in children], [child.text for child in children]
-    assert codes == [code] * 2, '\n'.join(texts)
-    return texts
 
 
 def test_one_process_writes_what_stock_would(undisturbed_ranks: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = {'default_hooks.checkpoint.type': 'CheckpointHook'}
-    both(start_ranks(work, to=[], **options))
+    both(start_ranks(work, **options))
     assert files(work) == files(undisturbed_ranks.parent)
     for name in files(work):
         assert_same(work / name, undisturbed_ranks.parent / name)
@@ -463,14 +436,15 @@ def test_processes_resume_from_the_same_file(undisturbed_ranks: Path, tmp_path: 
     work = Path(shutil.copytree(undisturbed_ranks.parent, tmp_path / 'work'))
     (work / 'last_checkpoint').write_text(str(work / 'iter_24.pth'))
     os.truncate(work / 'iter_24.pth', 1000)
-    texts = both(start_ranks(work, to=[], resume=True))
+    texts = both(start_ranks(work, resume=True))
     assert f'Not resumed from: {work}/iter_24.pth' in texts[0]
     assert resumed_at(texts[0]) == 21
     assert_same(marked(work), undisturbed_ranks)
     for name in files(work):
         os.truncate(work / name, 1000)
-    texts = both(start_ranks(work, to=[], resume=True), code=1)
-    assert all('ValueError: there is no checkpoint to resume from' in text for text in texts)
+    texts = both(start_ranks(work, resume=True), code=1)
+    assert 'ValueError: there is no checkpoint to resume from' in texts[0]
+    assert ''.join(texts).count('Traceback') == 1  # of the first one; the other names it
 
 
 @pytest.mark.slow

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# torchrun passes a Ctrl-C on to processes that have got it from the terminal already.
+FORWARDED = 1.0 if 'TORCHELASTIC_RUN_ID' in os.environ else 0.0
 
 
 class Interrupts:
@@ -18,12 +21,20 @@ class Interrupts:
     Args:
         on_request: Called with the first signal, in the main thread, wherever that is.
         on_second: Called before a second Ctrl-C raises KeyboardInterrupt.
+        same: Seconds after the first signal within which a Ctrl-C is the same one, passed on by
+            the launcher; 1 s under torchrun, 0 otherwise.
+        clock: Returns seconds; `time.monotonic` as a rule.
     """
 
     def __init__(
-        self, on_request: Callable[[signal.Signals], None], on_second: Callable[[], None]
+        self,
+        on_request: Callable[[signal.Signals], None],
+        on_second: Callable[[], None],
+        same: float = FORWARDED,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_request, self._on_second = on_request, on_second
+        self._same, self._clock, self._at = same, clock, 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._owner = os.getpid()
         self.requested: signal.Signals | None = None
@@ -51,12 +62,12 @@ class Interrupts:
                 os.kill(os.getpid(), number)
             return
         if self.requested is None:
-            self.requested = signal.Signals(number)
+            self.requested, self._at = signal.Signals(number), self._clock()
             if number == signal.SIGTERM and hasattr(signal, 'SIGCHLD'):
                 # Loaders that were terminated as well are no error; torch would raise one here.
                 signal.signal(signal.SIGCHLD, _ignore)
             self._on_request(self.requested)
-        elif number == signal.SIGINT:
+        elif number == signal.SIGINT and self._clock() - self._at >= self._same:
             self.restore()
             self._on_second()
             raise KeyboardInterrupt

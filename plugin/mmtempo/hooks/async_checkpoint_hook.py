@@ -12,6 +12,7 @@ from mmengine.runner import Runner
 
 from ..core.folder_lock import FolderLock
 from ..downloads import register_safe_downloads
+from ..loops.owed_evaluation import is_owed
 from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
@@ -45,7 +46,10 @@ class AsyncCheckpointHook(CheckpointHook):
     and SIGTERM end the run after the current iteration with a checkpoint: `resume` goes on from
     there. Stock's loop over epochs cannot begin within one: `interrupted.pth` is saved, and the
     epoch is repeated; what counts iterations, as a schedule by iteration, goes on counting.
-    `PrefetchEpochBasedTrainLoop` goes on where it was.
+    `PrefetchEpochBasedTrainLoop` goes on where it was. An evaluation that the signal cuts off, or
+    that was due next, is noted in the checkpoint: the prefetching loops do it when the run is
+    resumed, so that `save_best` judges it; stock's loops go on without it, and a line of the log
+    says so.
 
     A training locks its work dir, and `out_dir`: a second one there ends with an error that names
     the first. tools/train.py locks before anything is written; a Runner built by hand has by then
@@ -164,6 +168,12 @@ class AsyncCheckpointHook(CheckpointHook):
         self._fence.watch(runner)
         if self.save_on_signal:
             self._stop.begin(runner)
+        if is_owed(runner) and not getattr(runner.train_loop, 'repeats_evaluations', False):
+            runner.logger.warning(
+                f'The evaluation after iteration {runner.iter} is missing: the run stopped before '
+                f'it was complete, and {type(runner.train_loop).__name__} does not repeat it; '
+                'PrefetchIterBasedTrainLoop and PrefetchEpochBasedTrainLoop do.'
+            )
 
     def before_train_epoch(self, runner: Any) -> None:
         self._stop.before_epoch(runner)
@@ -185,8 +195,11 @@ class AsyncCheckpointHook(CheckpointHook):
                 self._saving.settle()
             self._stop.after_epoch(runner)
 
-    def after_val_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
-        self._stop.in_evaluation(runner)
+    def before_val_epoch(self, runner: Any) -> None:
+        self._stop.before_evaluation(runner)
+
+    def after_val_iter(self, runner: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        self._stop.in_evaluation(runner, batch_idx)
 
     def after_train(self, runner: Any) -> None:
         saving = self._saving
@@ -271,17 +284,24 @@ class AsyncCheckpointHook(CheckpointHook):
         with self._saving.together():
             super()._save_best_checkpoint(SavingRunner(runner, self._saving.collect), metrics)
 
-    def _save_on_signal(self, runner: Any, epoch: int, iteration: int) -> None:
+    def _save_on_signal(self, runner: Any, epoch: int, iteration: int, anew: bool = False) -> None:
         for hook in runner.hooks:
             if isinstance(hook, SparseLoggerHook):
                 hook.flush()
-        self._save_on_stop(runner, epoch, iteration)
+        self._save_on_stop(runner, epoch, iteration, anew)
         weights = WeightsCheck.of(runner)
         if weights is not None:
             weights.stop()  # where they are bad, that is how the run ends
 
-    def _save_on_stop(self, runner: Any, epoch: int, iteration: int) -> None:
-        """Save what is reached, unless it is saved; returns when that is durable."""
+    def _save_on_stop(self, runner: Any, epoch: int, iteration: int, anew: bool = False) -> None:
+        """Save what is reached, unless it is saved; returns when that is durable.
+
+        Args:
+            runner: Of the training.
+            epoch: Completed epochs.
+            iteration: Completed iterations.
+            anew: Also where it is saved already. Defaults to False.
+        """
         assert self._saving is not None
         self._saving.finish()
         meta = dict(epoch=epoch, iter=iteration)
@@ -298,6 +318,6 @@ class AsyncCheckpointHook(CheckpointHook):
             self._save_as(runner, INTERRUPTED, meta)
         else:
             step = epoch if self.by_epoch else iteration
-            if self._last_saved != (self.last_ckpt, epoch, meta['iter']):
+            if anew or self._last_saved != (self.last_ckpt, epoch, meta['iter']):
                 self._save_checkpoint_with_step(runner, step, meta)
         self._saving.finish(is_last=True)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..loops.owed_evaluation import OWED
 from ..loops.prefetching import PLACE, samples_of_iteration
 
 POLICY = 'tempo'
@@ -50,6 +51,8 @@ def fit_to_policy(runner: Any, checkpoint: dict) -> None:
     done = checkpoint['meta']['iter']
     iteration = done if policy.get('length') == 'iterations' else round(done * old / new)
     infos[PLACE] = dict(place, iter=iteration)
+    if infos.get(OWED) == done:
+        infos[OWED] = iteration
     checkpoint['meta']['iter'] = iteration
     values, states = _schedule_at(runner, iteration, checkpoint['meta']['epoch'])
     for group, value in zip(groups, values):

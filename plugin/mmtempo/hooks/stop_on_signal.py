@@ -1,4 +1,4 @@
-"""Ends a training on SIGINT or SIGTERM with a checkpoint from which it goes on exactly."""
+"""Ends a training on SIGINT or SIGTERM with a checkpoint from which it resumes exactly."""
 
 from __future__ import annotations
 
@@ -8,22 +8,34 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from mmengine.dist import all_reduce, barrier, get_world_size
+from mmengine.dist import get_world_size
 from mmengine.hooks import EMAHook
 from mmengine.runner import EpochBasedTrainLoop
 
 from ..core.interrupts import Interrupts
+from ..loops.owed_evaluation import is_due, owe
+from .signal_agreement import SignalAgreement
 from .snapshot_fence import may_change_weights
 
-# Processes agree on the iteration to stop at; that often they ask each other.
-ASK_EVERY = 10
+
+class Reached(NamedTuple):
+    """A point of a training at which its state is whole.
+
+    Attributes:
+        epoch: Completed epochs; 0 where the loop counts none.
+        iteration: Completed iterations.
+        owes: Whether the evaluation that is due here is not complete.
+    """
+
+    epoch: int
+    iteration: int
+    owes: bool = False
 
 
 class StopOnSignal:
-    """Meets the request of a signal where the state is whole.
+    """Stops a training, on a signal, at a point where its state is whole.
 
     ========================  ===================================================
     the signal comes          the run ends
@@ -32,24 +44,28 @@ class StopOnSignal:
     between two iterations    at once: while it waits for data, that may never come
     before the first one      at once, and nothing is saved: nothing has changed
     within an evaluation      after its iteration; the averages are swapped back
-    with several processes    after the next tenth iteration, all at the same
+    with several processes    all after the same iteration, which comes within about
+                              1 s or, where one takes longer, is the present one; in
+                              an evaluation only where all have equally many batches
     ========================  ===================================================
 
+    An evaluation that is cut off, or that was due next, is owed: the checkpoint says so.
+
     Args:
-        save: Saves what is reached (epoch, iteration) unless that is saved already, and
-            returns when it is durable.
+        save: Saves what is reached (epoch, iteration, whether anew) unless that is saved
+            already, and returns when it is durable.
         abandon: Leaves at once.
     """
 
     def __init__(self, save: Any, abandon: Any) -> None:
-        # Of the hook, which has the runner: handlers outlive a training that failed.
+        # Weak: handlers outlive a training that failed, and the hook has the runner.
         self._save, self._abandon = weakref.WeakMethod(save), weakref.WeakMethod(abandon)
         self._interrupts: Interrupts | None = None
         self._runner: Any = lambda: None
         self._start: tuple[int, int] | None = None
-        self._rest: tuple[int, int] | None = None
+        self._rest: Reached | None = None
         self._ending: signal.Signals | None = None  # what the training was stopped for
-        self._group: Any = None
+        self._agreement: SignalAgreement | None = None  # of several processes
 
     def begin(self, runner: Any) -> None:
         """Handle signals from now on."""
@@ -57,8 +73,7 @@ class StopOnSignal:
         self._ending = None
         self._runner = weakref.ref(runner)
         self._start = (runner.epoch, runner.iter)
-        if get_world_size() > 1 and torch.distributed.get_backend() != 'gloo':
-            self._group = torch.distributed.new_group(backend='gloo')
+        self._agreement = SignalAgreement(runner.iter) if get_world_size() > 1 else None
         self._interrupts = Interrupts(self._on_request, self._leave)
         self._interrupts.install()
 
@@ -76,49 +91,74 @@ class StopOnSignal:
             self._end_again()
 
     def after_iteration(self, runner: Any, batch: int) -> None:
-        """The state is whole here, behind so many batches of the epoch and this one."""
+        """Stop here if that is asked for: the state is whole.
+
+        Args:
+            runner: Of the training.
+            batch: Number of the batch within its epoch.
+        """
         if self._interrupts is None:
             return
-        reached = (runner.epoch, runner.iter + 1)
         # The schedules have not seen the end of the epoch yet: see `after_epoch`.
         if is_end_of_epoch(runner, batch):
             return
-        self._rest = reached  # first: a signal that comes now is met at once
+        done = runner.iter + 1
+        owes = not counts_epochs(runner) and is_due(runner.train_loop, done)
+        self._rest = reached = Reached(runner.epoch, done, owes)  # a signal from now on stops
         requested = self._interrupts.requested
-        if get_world_size() > 1:
-            requested = self._agreed(requested) if reached[1] % ASK_EVERY == 0 else None
+        if self._agreement is not None:
+            requested = self._agree(self._agreement.after_iteration, runner, reached)
         if requested is not None:
             self._stop(runner, requested, reached)
 
     def before_epoch(self, runner: Any) -> None:
-        """The state is whole here, and the data loader may take long to begin."""
+        """Stop here if that is asked for: the data loader may take long to begin."""
         if self._interrupts is None:
             return
-        self._rest = (runner.epoch, runner.iter)
-        if self._interrupts.requested is not None and get_world_size() == 1:
+        self._rest = Reached(runner.epoch, runner.iter)
+        if self._interrupts.requested is not None and self._agreement is None:
             self._stop(runner, self._interrupts.requested, self._rest)
 
     def after_epoch(self, runner: Any) -> None:
-        """The state is whole here, also for who counts epochs."""
+        """Stop here if that is asked for: the state is whole, with the epoch counted."""
         if self._interrupts is None:
             return
         requested = self._interrupts.requested
-        if get_world_size() > 1:
-            requested = self._agreed(requested)
+        reached = Reached(runner.epoch, runner.iter)
+        if counts_epochs(runner):
+            epoch = runner.epoch + 1
+            reached = Reached(epoch, runner.iter, is_due(runner.train_loop, epoch))
+        if self._agreement is not None:
+            requested = self._agree(self._agreement.ask, runner, reached)
         if requested is not None:
-            self._stop(runner, requested, (runner.epoch + 1, runner.iter))
+            self._stop(runner, requested, reached)
 
-    def in_evaluation(self, runner: Any) -> None:
-        """It may take long, and is not needed to go on."""
+    def before_evaluation(self, runner: Any) -> None:
+        """Prepare for signals within an evaluation."""
+        if self._interrupts is not None and self._agreement is not None:
+            self._agreement.begin_evaluation(len(runner.val_dataloader))
+
+    def in_evaluation(self, runner: Any, batch: int) -> None:
+        """Stop here if that is asked for: the evaluation can be repeated.
+
+        Args:
+            runner: Of the training.
+            batch: Number of the batch within the evaluation.
+        """
         self._end_again()
-        if self._interrupts is None or self._interrupts.requested is None or get_world_size() > 1:
+        if self._interrupts is None:
+            return
+        requested = self._interrupts.requested
+        if self._agreement is not None:
+            requested = self._agreement.in_evaluation(batch + 1, requested)
+        if requested is None:
             return
         if any(may_change_weights(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
             return  # what was changed for the evaluation is changed back at its end
         for hook in runner.hooks:
             if isinstance(hook, EMAHook):
                 hook.after_val_epoch(runner)
-        self._stop(runner, self._interrupts.requested, (runner.epoch, runner.iter))
+        self._stop(runner, requested, Reached(runner.epoch, runner.iter, owes=True))
 
     def _on_request(self, number: signal.Signals) -> None:
         runner = self._runner()
@@ -126,9 +166,11 @@ class StopOnSignal:
             self.end()
             signal.raise_signal(number)
             return
-        if self._rest is not None and get_world_size() == 1:
+        if self._rest is not None and self._agreement is None:
             self._stop(runner, number, self._rest)
-        when = 'this iteration' if get_world_size() == 1 else f'the next {ASK_EVERY}th iteration'
+        when = 'this iteration'
+        if self._agreement is not None:
+            when = 'an iteration that all processes agree on, within about 1 s or this iteration'
         again = 'Ctrl-C once more' if number == signal.SIGINT else 'Ctrl-C'
         runner.logger.warning(
             f'{number.name}: the run ends after {when}, with a checkpoint; {again} leaves at once.'
@@ -139,30 +181,38 @@ class StopOnSignal:
         if abandon is not None:
             abandon()
 
-    def _agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
-        """What any process was asked for."""
-        number = torch.tensor(float(requested or 0))
-        all_reduce(number, 'max', self._group)
-        return signal.Signals(int(number.item())) if number.item() else None
+    def _agree(self, ask: Callable, runner: Any, reached: Reached) -> signal.Signals | None:
+        """Ask the other processes; where one of them has left, save what is reached."""
+        assert self._interrupts is not None
+        try:
+            return ask(reached.iteration, self._interrupts.requested)
+        except RuntimeError:
+            self._keep(runner, reached)
+            raise
 
-    def _stop(self, runner: Any, number: signal.Signals, reached: tuple[int, int]) -> None:
+    def _keep(self, runner: Any, reached: Reached) -> None:
+        if reached[:2] == self._start:
+            return
+        if reached.owes:
+            owe(runner, reached.iteration)
+        save = self._save()
+        assert save is not None
+        save(runner, reached.epoch, reached.iteration, reached.owes)
+
+    def _stop(self, runner: Any, number: signal.Signals, reached: Reached) -> None:
         self._rest = None
-        if reached != self._start:
-            save = self._save()
-            assert save is not None
-            save(runner, *reached)
-        if get_world_size() > 1:
-            barrier(self._group)
+        self._keep(runner, reached)
+        if self._agreement is not None:
+            self._agreement.wait()
         self.end()
-        runner.logger.warning(f'{number.name}: stopped after {reached[1]} iterations.')
+        runner.logger.warning(f'{number.name}: stopped after {reached.iteration} iterations.')
         self._ending = number
         _end(number)
 
     def _end_again(self) -> None:
-        """End what was stopped already: a signal that comes within a finalizer, or a collection
-        of garbage, is handled there, and Python drops what is raised."""
+        """End what was stopped already: Python drops what a handler raises in a finalizer."""
         runner, number, self._ending = self._runner(), self._ending, None
-        # Not so where it has ended, and somebody evaluates by hand what has become of it.
+        # Not where it has ended, and the user evaluates the result by hand.
         if number is not None and runner is not None and is_training(runner):
             self._ending = number
             _end(number)

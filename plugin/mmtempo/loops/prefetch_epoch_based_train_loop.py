@@ -7,8 +7,10 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
+from ..core.shared_failure import shared_failure
 from ..loaders import Place, PrefetchDataLoader
 from .accumulation import batches_per_iteration, check_wrapper, counted, uncounted
+from .owed_evaluation import evaluate_owed, is_due
 from .prefetching import TrainingBatches, build, prefetch_to_device
 
 
@@ -19,7 +21,8 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     Also within an epoch: a checkpoint of its middle is resumed there, and not at its start. The
     next epoch's first batches are made while this one ends and is evaluated, unless the loader has
     `persistent_workers=False`: then workers start anew with each epoch, after the hooks at
-    `before_train_epoch`, and see what these have changed in the data set.
+    `before_train_epoch`, and see what these have changed in the data set. An evaluation that a
+    signal has cut off (see `AsyncCheckpointHook`) is done when the run is resumed.
 
     A loader that a hook puts into `dataloader` is used from the next epoch on. One that
     `build_prefetch_dataloader` has built does all of this as well; any other is iterated over as
@@ -58,18 +61,35 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         """Whether a checkpoint of the middle of an epoch is resumed there."""
         return self._batches is not None
 
+    @property
+    def repeats_evaluations(self) -> bool:
+        """Whether an evaluation that a signal has cut off is done on resume."""
+        return self._batches is not None
+
     def run(self) -> Any:
         """Train; returns the model."""
         check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
+        with shared_failure():
+            return self._run()
+
+    def _run(self) -> Any:
         if self._batches is not None:
             if self._iter > 0:
                 self._batches.resume(lambda: Place(self._epoch))
             prefetch_to_device(self._batches.loader, self.runner.model, training=True)
         try:
-            return super().run()
+            self.runner.call_hook('before_train')
+            evaluate_owed(self.runner)
+            while self._epoch < self._max_epochs and not self.stop_training:
+                self.run_epoch()
+                self._decide_current_val_interval()
+                if is_due(self, self._epoch):
+                    self.runner.val_loop.run()
+            self.runner.call_hook('after_train')
         finally:
             if self._batches is not None:
                 self._batches.loader.close()
+        return self.runner.model
 
     def run_epoch(self) -> None:
         """Train on what is left of an epoch."""

@@ -7,8 +7,10 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop
 
+from ..core.shared_failure import shared_failure
 from ..loaders import Place, PrefetchDataLoader, ResumableInfiniteSampler
 from .accumulation import batches_per_iteration, check_wrapper, counted
+from .owed_evaluation import evaluate_owed, is_due
 from .prefetching import TrainingBatches, build, prefetch_to_device
 
 
@@ -17,7 +19,8 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     """mmengine's `IterBasedTrainLoop` with a loader that goes on, at once, exactly where it was.
 
     Batches are a function of (seed, place in the stream), whatever the number of workers; the
-    place is in every checkpoint. When resumed, no batch is made twice, and none is skipped.
+    place is in every checkpoint. When resumed, no batch is made twice, and none is skipped. An
+    evaluation that a signal has cut off (see `AsyncCheckpointHook`) is done first.
 
     Workers are started when the loop is built, as by mmengine 0.10, and not when a checkpoint has
     been loaded. A hook that changes the data set later sets
@@ -63,27 +66,35 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
             self.dataloader_iterator = self._batches
             loader.start_early()  # while a checkpoint may be loaded
 
+    @property
+    def repeats_evaluations(self) -> bool:
+        """Whether an evaluation that a signal has cut off is done on resume."""
+        return self._batches is not None
+
     def run(self) -> Any:
         """Train; returns the model."""
         check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
-        if self._batches is None:
-            return super().run()
+        with shared_failure():
+            return super().run() if self._batches is None else self._run(self._batches)
+
+    def _run(self, batches: TrainingBatches) -> Any:
         self.runner.call_hook('before_train')
         self.runner.call_hook('before_train_epoch')
         if self._iter > 0 and self._is_ours():
-            self._batches.resume(self._place_by_count)
-        prefetch_to_device(self._batches.loader, self.runner.model, training=True)
+            batches.resume(self._place_by_count)
+        prefetch_to_device(batches.loader, self.runner.model, training=True)
         try:
+            evaluate_owed(self.runner)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
                 self.run_iter(next(self.dataloader_iterator))
                 self._decide_current_val_interval()
-                if self._is_to_be_evaluated():
-                    self._batches.tell()
+                if is_due(self, self._iter):
+                    batches.tell()
                     self.runner.val_loop.run()
-            self._batches.tell()
+            batches.tell()
         finally:
-            self._batches.loader.close()
+            batches.loader.close()
         self.runner.call_hook('after_train_epoch')
         self.runner.call_hook('after_train')
         return self.runner.model
@@ -103,11 +114,6 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
 
     def _is_ours(self) -> bool:
         return self.dataloader_iterator is self._batches
-
-    def _is_to_be_evaluated(self) -> bool:
-        if self.runner.val_loop is None or self._iter < self.val_begin:
-            return False
-        return self._iter % self.val_interval == 0 or self._iter == self._max_iters
 
     def _place_by_count(self) -> Place:
         """Of a checkpoint of stock's, which counts iterations."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
-from mmengine.hooks import CheckpointHook
 
 from ..core.device import SideStream
 from ..core.prefetch import DevicePrefetcher
@@ -16,7 +15,9 @@ from ..core.timeline import charged_to
 from ..downloads import register_safe_downloads
 from ..loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
 from .accumulation import LogMeans
+from .saving import save_state
 from .staging import stage_for
+from .step_rescue import StepRescue
 
 # In the message hub, which every checkpoint carries.
 PLACE = 'train_loader_place'
@@ -104,12 +105,14 @@ class TrainingBatches(Iterator):
     def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
         self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
         self._told = 0
+        self._rescue = StepRescue(runner, infos=(PLACE,))
 
     def __next__(self) -> Any:
         try:
             return self.loader.take()
         except LoaderError as error:
-            save_before_the_end(self._runner, error)
+            self._runner.logger.error(str(error))
+            save_state(self._runner)  # it is whole, though no batch comes
             raise
 
     @property
@@ -153,7 +156,7 @@ class TrainingBatches(Iterator):
         self._runner.message_hub.update_info(PLACE, place)
 
     def step(self, loop: Any, number: int, batch: Any) -> None:
-        """One iteration, as stock's loops have it; its place counts once a signal would wait.
+        """Train one iteration, as stock's loops do; its place counts once a signal would wait.
 
         Args:
             loop: Of the training.
@@ -162,13 +165,22 @@ class TrainingBatches(Iterator):
         """
         runner = self._runner
         runner.call_hook('before_train_iter', batch_idx=number, data_batch=batch)
+        self._rescue.begin()
         if self._per_iteration == 1:
             self._note()
-            outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+            outputs = self._train_step(batch)
         else:
             outputs = self._update_with(batch)
         runner.call_hook('after_train_iter', batch_idx=number, data_batch=batch, outputs=outputs)
         loop._iter += 1
+
+    def _train_step(self, batch: Any) -> dict[str, Any]:
+        self._rescue.begin_step()
+        try:
+            return self._runner.model.train_step(batch, optim_wrapper=self._runner.optim_wrapper)
+        except Exception:
+            self._rescue.save()
+            raise
 
     def _update_with(self, batch: Any) -> dict[str, Any]:
         """Train on a batch and those that follow it, up to an update; what is to be logged."""
@@ -181,7 +193,7 @@ class TrainingBatches(Iterator):
                 self._note()
             samples = self._samples
             runner.optim_wrapper.announce(samples, is_last)
-            means.add(runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper), samples)
+            means.add(self._train_step(batch), samples)
             if is_last:
                 break
             with charged_to('data'):
@@ -208,17 +220,3 @@ class TrainingBatches(Iterator):
             lines.append(f'{name}: {self.loader.dataset.describe()}')
         for line in lines:
             self._runner.logger.info(line)
-
-
-def save_before_the_end(runner: Any, error: LoaderError) -> None:
-    """No batch comes, but the state is whole: nothing of it need be lost."""
-    runner.logger.error(str(error))
-    for hook in runner.hooks:
-        if isinstance(hook, CheckpointHook):
-            if hasattr(hook, 'save_now'):
-                hook.save_now(runner)
-            else:
-                runner.save_checkpoint(
-                    hook.out_dir, 'interrupted.pth', meta=dict(epoch=runner.epoch, iter=runner.iter)
-                )
-            return

@@ -1,0 +1,20 @@
+"""Saves a checkpoint from within a loop that ends with an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmengine.hooks import CheckpointHook
+
+
+def save_state(runner: Any) -> None:
+    """Save the state after the last iteration, where the config saves checkpoints."""
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook):
+            if hasattr(hook, 'save_now'):
+                hook.save_now(runner)
+            else:
+                runner.save_checkpoint(
+                    hook.out_dir, 'interrupted.pth', meta=dict(epoch=runner.epoch, iter=runner.iter)
+                )
+            return
