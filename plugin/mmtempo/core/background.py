@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .threads import HelperThread
+
 
 class Background:
     """Takes from an iterator in a thread, a few items ahead of who asks for them.
@@ -22,6 +24,7 @@ class Background:
         make: Makes the iterator, in the thread.
         depth: How many items are taken before the first is asked for. Defaults to 2.
         begun: Is set when the iterator has been begun. Defaults to None: when `make` returns.
+        name: Of the thread, after `mmtempo-`. Defaults to 'background'.
     """
 
     def __init__(
@@ -29,13 +32,14 @@ class Background:
         make: Callable[[], Iterator],
         depth: int = 2,
         begun: threading.Event | None = None,
+        name: str = 'background',
     ) -> None:
         self._items: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._closing = False
         self._ended = False
         self._begun = begun or threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
+        self._thread = HelperThread(name, self._run, make)
         self._thread.start()
 
     def wait_until_begun(self) -> None:

@@ -24,6 +24,7 @@ from . import writer_process
 from .archive import records_of
 from .snapshot import Snapshot
 from .staging import StagingArea
+from .threads import HelperThread
 
 # The training has hooks to leave before it computes without Python's lock; let it.
 GRACE = 0.003
@@ -159,7 +160,7 @@ class _Worker:
 
     def give(self, *job: Any) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name='mmtempo-writer', daemon=True)
+            thread = HelperThread('writer', self._run)
             thread.start()
             self._thread = thread  # not one that could not be started
         self._jobs.put(job)

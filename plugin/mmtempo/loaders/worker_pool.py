@@ -93,7 +93,7 @@ class WorkerPool:
 
         with one_thread_each():
             # Torch starts its workers, and then asks for batches, for which it may wait.
-            self._background = Background(make, AHEAD, self._feed.asked)
+            self._background = Background(make, AHEAD, self._feed.asked, name='loader')
             self._background.wait_until_begun()
         return self._feed.batches, self._background
 
