@@ -27,6 +27,8 @@ from mmtempo.benchmarks.checkpoint_arms import (
     Shape,
     StockArm,
 )
+from mmtempo.benchmarks.harness import Report
+from mmtempo.benchmarks.side_effects import Effect
 from mmtempo.core import durable_writer
 from mmtempo.serialization import load_from_local
 
@@ -296,7 +298,14 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         asked.append(command)
         return 100, 100 + 10 * len(asked)
 
+    def measure_side_effects(report: Report, parts: list, judged: list, *options: Any) -> dict:
+        assert (judged, *options) == (['save'], True, '--width', str(TINY))
+        lost = {'no save': 0.1, 'save by stock': 2.0, 'save': 0.5}
+        report.arms.update({f'own processes, {part}': {} for part in parts})
+        return {part: [Effect([1.0], [1.0], lost=lost[part])] * 2 for part in parts}
+
     monkeypatch.setattr(process_memory, 'peak_of', peak_of)
+    monkeypatch.setattr(checkpoint, 'measure_side_effects', measure_side_effects)
     report = measure_checkpoint(quick=True)
     assert threads == [1, 1, 2, 1]  # and each time as before
     assert list(tmp_path.iterdir()) == []
@@ -307,7 +316,9 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ('small, sleep: lost, x stock', 0.02, False),
         ('small, matmul 1: lost, x stock', 0.45, False),
         ('small: peak extra memory, x state', 1.15, False),
+        ('small, own processes: lost, x stock', 0.45, False),
     ]
+    assert report.checks[3].value == 0.25
     assert report.checks[2].value == pytest.approx(1.2)
     report.write(str(tmp_path / 'checkpoint.json'))
     found = json.loads((tmp_path / 'checkpoint.json').read_text())['arms']
@@ -320,6 +331,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             assert figures['lost']['median_ms'] == pytest.approx(sum(parts))
             assert len(figures['iterations']) == 2
     assert found['small, sleep, stock']['to_stock']['median'] == 1
+    assert found['own processes, save by stock']['lost']['median_ms'] == 2000
     ratios = [found[f'small, {step}, ours']['to_stock']['median'] for step in plan.shapes]
     assert ratios == [check.value for check in report.checks[:2]]
     assert found['small, sleep, ours, first save']['hook_ms'] > 0

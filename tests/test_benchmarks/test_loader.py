@@ -65,8 +65,10 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(loader, 'check_same_pixels', lambda root, suffix, _: called.append(suffix))
     monkeypatch.setattr(loader, 'measure_memory', lambda report, *args: called.append(args))
     monkeypatch.setattr(loader, 'measure_pk_sampler', lambda report, quick: called.append(quick))
+    monkeypatch.setattr(loader, 'measure_side_effects', lambda report, *args: called.append(args))
     report = measure_loader(quick=True)
-    assert called == [4, 'jpg', 'png', (1000, [1, 8]), True]
+    side_effects = (['nothing', 'loader'], ['loader'], True)
+    assert called == [4, 'jpg', 'png', (1000, [1, 8]), True, side_effects]
     assert len(ran) == 3 * 2 * len(OURS)
     assert {each[3:] for each in ran if each[1] not in (WARM, ROUNDED)} == {(3, 5)}
     assert {each[3:] for each in ran if each[1] in (WARM, ROUNDED)} == {(3, 7)}

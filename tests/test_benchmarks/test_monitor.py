@@ -80,7 +80,10 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(monitor, 'ROUNDS', dict(quick=2))
     monkeypatch.setattr(monitor, 'WARM_UP', 1)
     monkeypatch.setattr(monitor, 'SIMULATED', dict(quick=(5000, 6000)))
+    others: list[Any] = []
+    monkeypatch.setattr(monitor, 'measure_side_effects', lambda report, *args: others.append(args))
     report = measure_monitor(quick=True)
+    assert others == [(['nothing', 'monitor'], ['monitor'], True)]
     assert set(report.arms) == {*ARMS, 'waits an iteration', 'simulated'}
     counts = {what: figures['n'] for what, figures in report.arms['ours'].items()}
     assert counts == dict(median=4, cold=4, mean=2, median_cost=4, cold_cost=4, mean_cost=2)

@@ -134,7 +134,10 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skips: bool) ->
     monkeypatch.setattr(resume, 'WORKLOADS', {'mini': ((64, 36), (32, 18))})
     monkeypatch.setattr(resume, 'ARMS', dict(stock=arm('stock', 0.5), ours=arm('ours', 0.1)))
     monkeypatch.setattr(resume, 'stock_can_skip', lambda: skips)
+    others: list[Any] = []
+    monkeypatch.setattr(resume, 'measure_side_effects', lambda report, *args: others.append(args))
     report = measure_resume(quick=True)
+    assert others == [(['nothing', 'resume'], ['resume'], True)]
     expected = {('stock', 1_000), ('ours', 1_000), ('ours', 100_000)}
     assert set(seen) == (expected | {('stock', 100_000)} if skips else expected)
     # Where all batches are made, that is enough.

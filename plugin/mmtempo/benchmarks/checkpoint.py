@@ -22,12 +22,15 @@ from rich.table import Table
 from . import process_memory
 from .checkpoint_arms import AFTER, ARMS, SHAPES, Arm, Round
 from .harness import Report, Timing, ratio
+from .side_effects import measure_side_effects
 
 # The bars of the issue that asked for this benchmark.
 MAX_LOST = {'sleep': 0.02, 'python': 0.45, 'matmul 1': 0.45, 'matmul 2': 0.45}
 MAX_MEMORY = 1.15
 # Parameters, buffers and AdamW's state of LSS-Swin, by the width of its backbone.
 STATES = {'100 MB': 51, 'LSS-Swin-T': 96}
+# Arms that are measured in own processes as well, and what they are called there.
+PROCESSES = {'no save': 'no save', 'stock': 'save by stock', 'ours': 'save'}
 PARTS = ('lost', 'hook', 'fence', 'interference')
 
 
@@ -125,6 +128,7 @@ def measure_checkpoint(quick: bool) -> Report:
         for state in plan.states:
             _measure_time(report, state, plan, folder)
             _measure_memory(report, state, folder)
+    _measure_processes(report, quick)
     report.notes.append(
         f'lost: sum over the iterations of (time - median of "no save" in the same round), from '
         f'the one that saves until the save is durable (stock: until its call has returned) and '
@@ -225,6 +229,23 @@ def _tell_first(report: Report, state: str, shape: str, rounds: dict[str, Round]
             f'fence {figures["fence_ms"]:.0f})'
         )
     report.notes.append(f'{state}: the first save of a run, {shape}: lost {", ".join(told)}')
+
+
+def _measure_processes(report: Report, quick: bool) -> None:
+    """Measure a save in own processes, which shows what it does to the steps after it."""
+    state = next(iter(STATES))
+    parts, options = list(PROCESSES.values()), ['--width', str(STATES[state])]
+    found = measure_side_effects(report, parts, [PROCESSES['ours']], quick, *options)
+    lost = {}
+    for name, part in PROCESSES.items():
+        lost[name] = Timing([each.lost for each in found[part] if each.lost is not None])
+        report.arms[f'own processes, {part}']['lost'] = lost[name].figures()
+        report.notes.append(f'{state}, own processes, {part}: lost {lost[name]} ms')
+    to_stock = ratio(lost['ours'], lost['stock'])
+    figures = dict(median=to_stock.median, iqr=list(to_stock.quartiles))
+    report.arms[f'own processes, {PROCESSES["ours"]}']['to_stock'] = figures
+    bar = MAX_LOST['matmul 2']
+    report.at_most(f'{state}, own processes: lost, x stock', to_stock.median, bar)
 
 
 def _measure_memory(report: Report, state: str, folder: str) -> None:

@@ -27,6 +27,7 @@ from .loader_rounds import (
     time_start,
 )
 from .pk_sampler import measure_pk_sampler
+from .side_effects import measure_side_effects
 
 # The bars of the issue that asked for this benchmark.
 MIN_WARM = {('jpg', WARM): 5.0, ('png', ROUNDED): 10.0}
@@ -86,6 +87,7 @@ def measure_loader(quick: bool) -> Report:
             _measure_batches(report, root)
         measure_memory(report, plan.budget, plan.memory)
         measure_pk_sampler(report, quick)
+    measure_side_effects(report, ['nothing', 'loader'], ['loader'], quick)
     return report
 
 

@@ -26,6 +26,7 @@ from ..core.machine_watch import MachineWatch
 from ..doctor.wait_report import count_waits
 from .harness import Report, Timing
 from .monitor_simulation import INTERVAL, STALL, held
+from .side_effects import measure_side_effects
 
 # The bars of the issue that asked for this benchmark.
 MAX_MICROSECONDS = 60.0
@@ -149,6 +150,7 @@ def measure_monitor(quick: bool) -> Report:
     added = waits['ours'] - waits['no timer']
     report.at_most('waits for the device that it adds to an iteration', added, MAX_WAITS)
     _tell_memory(report, *SIMULATED[extent])
+    measure_side_effects(report, ['nothing', 'monitor'], ['monitor'], quick)
     return report
 
 

@@ -19,6 +19,7 @@ from .checkpoint import take_rounds
 from .harness import Report, Timing, ratio
 from .loader_pictures import write_pictures
 from .loader_rounds import as_in_training
+from .side_effects import measure_side_effects
 
 # The bars of the issue that asked for this benchmark.
 PLAIN = 20
@@ -134,6 +135,7 @@ def measure_resume(quick: bool) -> Report:
             with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as root:
                 write_pictures(root, plan.pictures, WORKLOADS[workload][0])
                 _tell(report, plan, workload, _measure(plan, workload, root))
+    measure_side_effects(report, ['nothing', 'resume'], ['resume'], quick)
     report.notes.append(
         "from the start of the loop's resume to the first batch; loops have been built, in which "
         'ours and that of mmengine 0.10 start their workers, and that of onedl-mmengine does not; '

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .threads import HelperThread
+
 
 class Background:
     """Takes from an iterator in a thread, a few items ahead of who asks for them.
@@ -22,14 +24,17 @@ class Background:
         make: Makes the iterator, in the thread. It starts no process: a fork in a thread gets
             what the other threads hold at that moment, as pipes and locks.
         depth: How many items are taken before the first is asked for. Defaults to 2.
+        name: Of the thread, after `mmtempo-`. Defaults to 'background'.
     """
 
-    def __init__(self, make: Callable[[], Iterator], depth: int = 2) -> None:
+    def __init__(
+        self, make: Callable[[], Iterator], depth: int = 2, name: str = 'background'
+    ) -> None:
         self._items: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._closing = False
         self._ended = False
-        self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
+        self._thread = HelperThread(name, self._run, make)
         self._thread.start()
 
     def ready(self) -> bool:

@@ -22,6 +22,7 @@ from .disk_space import remove_leftovers
 from .snapshot import Snapshot
 from .staging import StagingArea
 from .stall_limit import StallLimit
+from .threads import HelperThread
 from .writer_client import DEAD, WriterClient
 
 # The training has hooks to leave before it computes without Python's lock; let it.
@@ -237,7 +238,7 @@ class _Worker:
 
     def give(self, save: Save, *job: Any) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name='mmtempo-writer', daemon=True)
+            thread = HelperThread('writer', self._run)
             thread.start()
             self._thread = thread  # not one that could not be started
         self._save = save

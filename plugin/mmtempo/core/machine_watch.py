@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from .machine_evidence import COUNTERS, Sample, evidence, findings
 from .machine_readings import MachineReadings
+from .threads import HelperThread
 
 # Of the interval. Who nudges all the time has ten samples instead of one, not thousands.
 REST = 0.1
@@ -91,12 +92,7 @@ class MachineWatch:
         self._pid = os.getpid()
         # Of its own, also in a process that was forked while somebody held the old ones' locks.
         self._ending, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(self._ending, self._wake),
-            name='mmtempo-machine-watch',
-            daemon=True,
-        )
+        self._thread = HelperThread('machine-watch', self._run, self._ending, self._wake)
         atexit.register(self.stop)  # before what it reads is taken down
         self._thread.start()
 

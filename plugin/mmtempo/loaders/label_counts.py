@@ -13,6 +13,7 @@ import numpy as np
 from mmengine.logging import print_log
 
 from ..core.host_limits import usable_cpus
+from ..core.threads import PREFIX, use_one_thread
 from .label_counters import LabelCounter, labels_of
 from .label_counts_file import LabelCountsFile
 
@@ -48,7 +49,7 @@ def _count_all(labels: list[Label]) -> Iterator[np.ndarray]:
     """In order. Threads will do, as decoding does not hold Python's lock."""
     threads = max(1, min(MOST_THREADS, int(usable_cpus().number)))
     start = said = time.monotonic()
-    with ThreadPoolExecutor(threads, thread_name_prefix='count_labels') as pool:
+    with ThreadPoolExecutor(threads, f'{PREFIX}label-counts', use_one_thread) as pool:
         for number, counts in enumerate(pool.map(_count, labels), start=1):
             now = time.monotonic()
             if now - said > LINE_EVERY or number == len(labels):

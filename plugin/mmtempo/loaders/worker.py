@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ..core.randomness import generator_states, seed_generators, set_generator_states
 from ..core.slabs import Loan, Packed, pack
+from ..core.threads import HelperThread
 from .batch_stream import Ticket
 
 IDLE, BUSY = range(2)
@@ -219,7 +219,7 @@ class WorkerStart:
         # training ends its iteration and saves, and then ends its workers.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        threading.Thread(target=_end_with_training, daemon=True).start()
+        HelperThread('parent-watch', _end_with_training).start()
         # The workers are the parallelism. Under spawn nothing of the parent's setting is left.
         cv2.setNumThreads(0)
         cv2.ocl.setUseOpenCL(False)

@@ -99,7 +99,7 @@ class WorkerPool:
             return iterator
 
         self._feed.open()
-        self._background = Background(make, AHEAD)
+        self._background = Background(make, AHEAD, name='loader')
         return self._feed.batches, self._background
 
     def _start(self, loader: DataLoader) -> Any:

@@ -1,0 +1,120 @@
+"""Throughput of a training before and after its first save, each training in a fresh process.
+
+python -m mmtempo.benchmarks.training_after_save --repeats 5      # from a checkout, after make data
+
+Trains the mini BEV config with `tools/train.py`, once with a save at iteration 100 and once
+without, in random order, and reads the windows of `tempo.jsonl`. Exits with 1 if the training is
+slower after the save than the bar allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .harness import Report, Timing
+
+# The bar of the issue that asked for this measurement: time of an iteration, after / before.
+MAX_RATIO = 1.02
+CONFIG = 'configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py'
+TRAIN = Path(__file__).resolve().parents[3] / 'tools/train.py'
+SAVED, WARM_UP, SETTLE, WINDOW = 100, 20, 10, 10  # iterations
+NEVER = 10**6
+ARMS = {'no save': NEVER, 'save': SAVED}
+
+
+def before_and_after(path: Path) -> tuple[float, float]:
+    """Return the median seconds of an iteration in the windows before and after the save.
+
+    Args:
+        path: A `tempo.jsonl`.
+    """
+    lines = [json.loads(line) for line in path.read_text('utf-8').splitlines()]
+    before, after = [], []
+    for line in lines:
+        if line['kind'] != 'window':
+            continue
+        last = line['iter'] + 1  # numbers from 1, as in the name of a checkpoint
+        first, seconds = last - line['iterations'] + 1, line['seconds'] / line['iterations']
+        if first > WARM_UP and last < SAVED:
+            before.append(seconds)
+        elif first > SAVED + SETTLE and last < 2 * SAVED:
+            after.append(seconds)
+    if not before or not after:
+        raise ValueError(
+            f'{path}: found {len(before)} windows before and {len(after)} after iteration '
+            f'{SAVED}, expected some of each; the training ended early'
+        )
+    return statistics.median(before), statistics.median(after)
+
+
+def train(config: str, interval: int, folder: str) -> tuple[float, float]:
+    """Train in a fresh process; return the seconds of an iteration before and after the save."""
+    options = [
+        f'train_cfg.max_iters={2 * SAVED + SETTLE}',
+        f'train_cfg.val_interval={NEVER}',
+        f'default_hooks.checkpoint.interval={interval}',
+        f'default_hooks.logger.interval={WINDOW}',
+    ]
+    command = [sys.executable, str(TRAIN), config, '--work-dir', folder, '--cfg-options', *options]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f'{command} failed: {result.stderr.strip()}')
+    return before_and_after(Path(folder, 'tempo.jsonl'))
+
+
+def measure(config: str, repeats: int) -> Report:
+    """Train each arm in as many processes; check the one that saves."""
+    report, order = Report('training_after_save'), random.Random(0)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
+    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as root:
+        for number in range(repeats):
+            for name in order.sample(list(ARMS), len(ARMS)):
+                folder = f'{root}/{name}-{number}'.replace(' ', '-')
+                found[name].append(train(config, ARMS[name], folder))
+    table = Table(title=f'{config}: an iteration before and after iteration {SAVED}')
+    for column in ('arm', 'before, ms', 'after, ms', 'after / before'):
+        table.add_column(column, justify='left' if column == 'arm' else 'right')
+    for name, pairs in found.items():
+        before, after = (Timing(list(seconds)) for seconds in zip(*pairs))
+        ratios = Timing([late / early for early, late in pairs])
+        low, high = ratios.quartiles
+        figures: dict[str, Any] = dict(before=before.figures(), after=after.figures())
+        figures['after_to_before'] = dict(median=ratios.median, iqr=[low, high], n=len(pairs))
+        report.arms[name] = figures
+        table.add_row(name, str(before), str(after), f'{ratios.median:.3f} [{low:.3f}, {high:.3f}]')
+    report.tables.append(table)
+    ratio = report.arms['save']['after_to_before']['median']
+    report.at_most('iteration time after / before the first save', ratio, MAX_RATIO)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', nargs='?', default=CONFIG)
+    parser.add_argument('--repeats', type=int, default=5, help='trainings of each arm, at least 2')
+    parser.add_argument('--json', metavar='FILE', help='also write the figures there')
+    args = parser.parse_args()
+    if args.repeats < 2:
+        parser.error(f'--repeats: found {args.repeats}, expected 2 or more, for the quartiles')
+    report = measure(args.config, args.repeats)
+    report.show(Console(width=None if sys.stdout.isatty() else 140))
+    if args.json:
+        report.write(args.json)
+    return 0 if report.ok else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())
