@@ -21,7 +21,7 @@ PLAIN: Case = dict(
     window=10, windows=None, hierarchy=False, digits=4, history=100,
     optimizer='sgd', groups=False, accumulate=1, clip=None, amp=None, schedule='linear_cosine',
     ema=None, outputs='plain', state='plain', data='plain', metainfo=None, backends='local',
-    hooks=(), resume='earlier', stop=6,
+    hooks=(), resume='earlier', stop=6, stop_epoch=1,
 )  # fmt: skip
 
 # Axis: probability that it leaves PLAIN, and the values that it may take then.
@@ -78,6 +78,7 @@ ORDINARY: dict[str, tuple[float, tuple]] = dict(
     backends=(0.3, (None, 'two')),
     resume=(0.4, ('stop',)),
     stop=(0.5, (4, 7)),
+    stop_epoch=(0.4, (2,)),
 )
 
 # What users' own hooks do that has to leave both trainings alike.
@@ -132,16 +133,15 @@ def settled(case: Case) -> Case:
         full['iters'] = PLAIN['iters']
         if full['sampler'] == 'infinite':
             full['sampler'] = PLAIN['sampler']
-        full['val'] = full['val'] and 1 + full['val'] % 2
+        full['val'] = full['val'] and min(full['val'], 2)
         full['interval'] = min(full['interval'], 2)
-        full['stop'] = min(full['stop'], full['epochs']) - 1 or 1
-        if full['stop'] > 3:
-            full['stop'] = 2
+        full['stop'] = PLAIN['stop']
+        full['stop_epoch'] = min(full['stop_epoch'], full['epochs'] - 1)
         full['dynamic'] = full['dynamic'] and ((2, 1),)
         full['val_begin'] = min(full['val_begin'], 2)
         full['save_begin'] = min(full['save_begin'], 2)
     else:
-        full['epochs'] = PLAIN['epochs']
+        full['epochs'], full['stop_epoch'] = PLAIN['epochs'], PLAIN['stop_epoch']
         if full['sampler'] == 'infinite' and full['shuffle'] and not full['passes']:
             # Ours has another order in the second pass over the data.
             full['samples'], full['batches_per_epoch'] = 64, None

@@ -16,9 +16,12 @@ import torch
 
 LONG = 160
 TIMES = re.compile(r'(^|[/ ])(data_)?time$|^eta$')
-NOT_COMPARED = re.compile(r'(^|/)\d{8}_\d{6}/|^observed$')  # logs are compared apart
+# Logs are compared apart; configs name other types.
+NOT_COMPARED = re.compile(r'(^|/)\d{8}_\d{6}(/|\.log$|\.py$)|^observed$')
 RECORD = re.compile(r'^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d - mmengine - (?:.*? - )?([A-Z]+) - ', re.M)
-CHECKPOINT = re.compile(r'\.pth$')
+# Of an error, the logger names file, function and line.
+PLACE = re.compile(r'^\S+\.py - \w+ - \d+ - ')
+CHECKPOINT = re.compile(r'\.pth\+*$')
 MASKS = (
     (re.compile(r'\d{8}_\d{6}'), 'DATE'),
     (re.compile(r'-[0-9a-f]{8}\.pth'), '-SUM.pth'),
@@ -193,7 +196,7 @@ def _files(stock: Path, ours: Path) -> Iterator[Difference]:
     for name in sorted(set(one) & set(other)):
         if CHECKPOINT.search(name):
             yield from _checkpoint(name, one[name], other[name])
-        elif not name.endswith('.py'):
+        else:
             texts = [_masked(path.read_text()) for path in (one[name], other[name])]
             if texts[0] != texts[1]:
                 kind = 'marker' if name.endswith('last_checkpoint') else 'content'
@@ -201,12 +204,17 @@ def _files(stock: Path, ours: Path) -> Iterator[Difference]:
 
 
 def _names(root: Path) -> dict[str, Path]:
-    paths = {str(path.relative_to(root)): path for path in root.rglob('*') if path.is_file()}
-    return {
-        _masked(name): path
-        for name, path in sorted(paths.items())
-        if not NOT_COMPARED.search(name) and not re.search(r'\d{8}_\d{6}\.log$', name)
-    }
+    paths = [path for path in root.rglob('*') if path.is_file()]
+    found: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+        name = str(path.relative_to(root))
+        if not NOT_COMPARED.search(name):
+            name = _masked(name)
+            # What was published before the resume and after it differs by the checksum alone.
+            while name in found:
+                name += '+'
+            found[name] = path
+    return dict(sorted(found.items()))
 
 
 def _checkpoint(name: str, stock: Path, ours: Path) -> Iterator[Difference]:
@@ -254,7 +262,7 @@ def _records(root: Path) -> list[str]:
     ends = [match.start() for match in starts[1:]] + [len(text)]
     found = []
     for match, end in zip(starts, ends):
-        content = text[match.end() : end].rstrip()
+        content = PLACE.sub('', text[match.end() : end].rstrip())
         if not content.startswith(DESCRIPTIONS) and not content.startswith('\n'):
             found.append(f'{match.group(1)} {_masked(content)}')
     return found

@@ -33,9 +33,7 @@ WINDOWS: dict[str, list[dict]] = dict(
         dict(data_src='loss', log_name='all', method_name='mean', window_size='global'),
         dict(data_src='loss_a', log_name='lowest', method_name='min', window_size='global'),
     ],
-    registered=[
-        dict(data_src='loss', log_name='spread', method_name='diff_spread', window_size=3)
-    ],
+    registered=[dict(data_src='loss', log_name='spread', method_name='diff_spread', window_size=3)],
 )
 WINDOWS['global'] = WINDOWS.pop('all')
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .cases import Case, completed
+from .configs import ARMS
 from .run_case import Found
 
 
@@ -33,6 +34,7 @@ class Entry:
         when: The cases, with all axes, in which it may be.
         issue: Where it is to be fixed; empty for those that stay.
         leg: Pattern of the training, as 'whole' or 'stock>ours'.
+        on_resume: Whether the example shows it only when it is resumed. Defaults to False.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Entry:
     when: Callable[[Case], bool] = always
     issue: str = ''
     leg: str = ''
+    on_resume: bool = False
 
     def covers(self, found: Found, case: Case) -> bool:
         """Return whether this explains a difference of a case."""
@@ -82,6 +85,8 @@ def has(name: str, *values: Any) -> Callable[[Case], bool]:
     return found
 
 
+changes_data = has('hooks', 'changes_dataset', 'sets_epoch')
+
 DOCUMENTED: tuple[Entry, ...] = (
     Entry('files.more', r'tempo(_summary)?\.jsonl?$', 'ThroughputMonitorHook leaves its record'),
     Entry(
@@ -91,9 +96,9 @@ DOCUMENTED: tuple[Entry, ...] = (
     Entry('json.more', r': (train/)?tempo/', 'ThroughputMonitorHook logs throughput'),
     Entry('log.more', LINES, 'ours says what a save cost, what it chose, how fast it was'),
     Entry(
-        r'state\.hub\.runtime_info\.more', r'mmtempo_totals$',
+        rf'{HUB}\.runtime_info\.more', r'mmtempo_totals$',
         'running totals of histories that are longer than what is kept',
-        arms=('imported', 'ours', 'loops'),
+        arms=ARMS,
     ),
     Entry(
         rf'{HUB}\.(runtime_info|resumed_keys)\.(more|order)', r'train_loader_place$|: $|^$',
@@ -102,7 +107,7 @@ DOCUMENTED: tuple[Entry, ...] = (
     Entry(
         rf'{HUB}\.(runtime_info|resumed_keys)\.more', r'train_loader_place$',
         'stock keeps in its checkpoints what it found of our loops in the hub',
-        arms=('imported', 'ours'), leg='^loops>',
+        arms=('stock', 'imported', 'ours'), leg='^loops>',
     ),
     Entry(
         r'.*', '',
@@ -132,7 +137,8 @@ DOCUMENTED: tuple[Entry, ...] = (
     ),
     Entry(
         rf'{HUB}\.log_scalars\.length', '', 'histories keep as many values as windows ask for',
-        when=has('history', 5), example=dict(history=5, window=3), arms=('imported', 'ours', 'loops'),
+        when=has('history', 5), arms=ARMS,
+        example=dict(history=5, window=3),
     ),
     Entry(
         r'log\.(missing|warning)',
@@ -159,12 +165,12 @@ OPEN: tuple[Entry, ...] = (
     Entry(
         r'.*', '', 'workers that stay do not see a changed data set',
         arms=('loops',), issue='20.3',
-        when=lambda case: case['workers'] > 0 and has('hooks', 'changes_dataset', 'sets_epoch')(case),
+        when=lambda case: case['workers'] > 0 and changes_data(case),
         example=dict(loop='epoch', samples=12, workers=1, hooks=('sets_epoch',)),
     ),
     Entry(
         'error', r'serialization|mend_marker|load_', 'the safe loader refuses what mmengine writes',
-        arms=('imported', 'ours', 'loops'), issue='20.4',
+        arms=('imported', 'ours', 'loops'), issue='20.4', on_resume=True,
         when=lambda case: case['schedule'] == 'onecycle' or case['windows'] == 'registered'
         or case['metainfo'] in ('config', 'numpy', 'nested'),
         example=dict(schedule='onecycle'),
@@ -217,7 +223,17 @@ OPEN: tuple[Entry, ...] = (
     ),
     Entry(
         rf'(json|{HUB}\.(log_scalars|resumed_keys))\.order', '', 'data_time is the last key',
-        issue='20.8', arms=('imported', 'ours', 'loops'),
+        issue='20.8', arms=ARMS,
+    ),
+    Entry(
+        rf'{HUB}\.resumed_keys\.more', 'best_score', 'the first best file has later keys',
+        issue='20.8', when=lambda case: isinstance(case['save_best'], list), arms=ARMS,
+        example=dict(val=4, save_best=['acc', 'val_loss'], rule='greater'),
+    ),
+    Entry(
+        rf'{HUB}\.(runtime_info|resumed_keys)\.(missing|order)', r'eta$|: $|^$',
+        'eta comes with the first log line, and so after other keys', issue='20.8', arms=ARMS,
+        when=lambda case: case['log_interval'] > 1, example=dict(log_interval=5, interval=2),
     ),
 )  # fmt: skip
 

@@ -57,7 +57,7 @@ BOOKS = (
     'last_ckpt', 'keep_ckpt_ids', 'best_ckpt_path', 'best_ckpt_path_dict', 'key_indicators',
     'out_dir',
 )  # fmt: skip
-LOG_FOLDER = re.compile(r'\d{8}_\d{6}$')
+OF_A_RUN = re.compile(r'\d{8}_\d{6}(\.py|\.log)?$|^observed$')
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,8 @@ class _Runs:
         cfg = config_of(self.case, arm, now)
         if stop:
             by_epoch = self.full['loop'] == 'epoch'
-            cfg.custom_hooks.append(
-                dict(type='DiffStop', after=self.full['stop'], by_epoch=by_epoch)
-            )
+            after = self.full['stop_epoch' if by_epoch else 'stop']
+            cfg.custom_hooks.append(dict(type='DiffStop', after=after, by_epoch=by_epoch))
         if origin is not None:
             shutil.copytree(origin, now, dirs_exist_ok=True, ignore=_not_of_the_run)
             cfg.resume = True
@@ -177,7 +176,7 @@ class _Runs:
 
 
 def _not_of_the_run(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if LOG_FOLDER.match(name) or name == 'observed']
+    return [name for name in names if OF_A_RUN.match(name)]
 
 
 def observed(root: Path) -> dict[str, Any]:
@@ -191,13 +190,11 @@ def train(cfg: Config) -> dict[str, Any]:
     toys.NOTES.clear()
     runner, error, trace = None, None, ''
     try:
-        with _limited(), open(os.devnull, 'w') as null:
-            with contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
-                runner = Runner.from_cfg(cfg)
-                runner.logger.handlers[:] = [
-                    one for one in runner.logger.handlers if isinstance(one, logging.FileHandler)
-                ]
-                runner.train()
+        with _limited(), _silent():
+            runner = Runner.from_cfg(cfg)
+            handlers = runner.logger.handlers
+            handlers[:] = [one for one in handlers if isinstance(one, logging.FileHandler)]
+            runner.train()
     except (Exception, SystemExit) as caught:
         error, trace = f'{type(caught).__name__}: {caught}', traceback.format_exc()
         traceback.clear_frames(caught.__traceback__)
@@ -252,6 +249,16 @@ def _limited() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with (
+        open(os.devnull, 'w') as null,
+        contextlib.redirect_stdout(null),
+        contextlib.redirect_stderr(null),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     before = os.getcwd()
     os.chdir(folder)
@@ -280,7 +287,7 @@ def quick() -> Iterator[None]:
     clock = SimpleNamespace(time=time.time, sleep=lambda seconds: None)
     with (
         mock.patch('mmengine.runner.runner.collect_env', dict),
-        mock.patch('mmengine.runner.runner.get_git_hash', lambda: ''),
+        mock.patch('mmengine.runner.runner.get_git_hash', str),
         mock.patch('mmengine.runner.loops.time', clock),
         mock.patch.object(Config, 'pretty_text', property(lambda cfg: str(cfg.to_dict()))),
     ):
