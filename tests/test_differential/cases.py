@@ -12,8 +12,8 @@ Case = dict[str, Any]
 # The plain training: 11 iterations (or 3 epochs)  over 64 samples, nothing optional.
 PLAIN: Case = dict(
     loop='iter', iters=11, epochs=3, samples=64, batch_size=3, drop_last=False, shuffle=True,
-    sampler='infinite', passes=False, batch_sampler=None, batches_per_epoch=None, workers=0, persistent=False,
-    val=None, val_begin=1, dynamic=None,
+    sampler='infinite', passes=False, batch_sampler=None, batches_per_epoch=None, workers=0,
+    persistent=False, val=None, val_begin=1, dynamic=None,
     interval=4, by_epoch='loop', max_keep=-1, save_last=True, save_begin=0, save_best=None,
     rule=None, out_dir=None, save_optimizer=True, save_scheduler=True, published=None,
     template=None, second_checkpoint=None,

@@ -71,7 +71,7 @@ def _place(trace: str) -> str:
     """The last line of a package's code in a traceback."""
     lines = re.findall(r'File "(.*?)", line (\d+), in (\w+)', trace)
     known = [line for line in lines if re.search(r'mmtempo/(?!test)|mmengine', line[0])]
-    path, number, name = (known or lines or [('', 0, '')])[-1]
+    path, _, name = (known or lines or [('', 0, '')])[-1]
     return f'{Path(path).name}:{name}'
 
 

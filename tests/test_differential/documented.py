@@ -120,7 +120,7 @@ DOCUMENTED: tuple[Entry, ...] = (
         example=dict(loop='epoch', samples=12, by_epoch='other', interval=2),
     ),
     Entry(
-        r'log\.missing', 'WARNING Reach the end', 'our loader goes on without a restart',
+        r'log\.missing', 'WARNING Reach the end', 'our loader needs no restart for a new pass',
         arms=('loops',), example=dict(sampler='default', samples=12),
     ),
     Entry(

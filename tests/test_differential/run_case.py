@@ -103,7 +103,7 @@ def run_case(
 
 
 def _differs(found: list[Found], arm: str) -> bool:
-    """Whether resuming from the arm would repeat a difference of its own."""
+    """Whether resuming from the arm would only repeat a difference already found."""
     kinds = {one.difference.kind.partition('.')[0] for one in found if one.arm == arm}
     return bool(kinds & {'error', 'weights', 'optimizer', 'schedules'})
 
