@@ -1,0 +1,243 @@
+"""The differences from stock that are meant, each with its reason, and those still to be fixed.
+
+A test runs the example of each entry and asserts that it still shows the difference: an entry
+that is no longer needed has to go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .cases import Case, completed
+from .configs import ARMS
+from .run_case import Found
+
+
+def always(case: Case) -> bool:
+    """Hold for every case."""
+    return True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A difference that is known.
+
+    Args:
+        kind: Pattern of the difference's kind.
+        where: Pattern of its place.
+        reason: Why it is so, in a sentence of the documentation.
+        example: A case that shows it.
+        arms: Those which show it.
+        when: The cases, with all axes, in which it may be.
+        issue: Where it is to be fixed; empty for those that stay.
+        leg: Pattern of the training, as 'whole' or 'stock>ours'.
+        on_resume: Whether the example shows it only when it is resumed. Defaults to False.
+    """
+
+    kind: str
+    where: str
+    reason: str
+    example: Case = field(default_factory=dict)
+    arms: tuple[str, ...] = ('ours', 'loops')
+    when: Callable[[Case], bool] = always
+    issue: str = ''
+    leg: str = ''
+    on_resume: bool = False
+
+    def covers(self, found: Found, case: Case) -> bool:
+        """Return whether this explains a difference of a case."""
+        return (
+            found.arm in self.arms
+            and re.fullmatch(self.kind, found.difference.kind) is not None
+            and re.search(self.where, found.difference.where) is not None
+            and re.search(self.leg, found.leg) is not None
+            and self.when(completed(case))
+        )
+
+
+LINES = r'^(?!.*(Iter|Epoch)\()'
+RESUMED = r'>'
+HUB = r'(state\.)?hub'
+
+
+def second_pass(case: Case) -> bool:
+    """Whether ours and stock come to a second pass over shuffled data."""
+    is_shuffled = case['loop'] == 'iter' and case['sampler'] == 'infinite' and case['shuffle']
+    return is_shuffled and case['passes']
+
+
+def within_epoch(case: Case) -> bool:
+    """Whether a checkpoint may be of the middle of an epoch."""
+    return case['loop'] == 'epoch' and case['by_epoch'] == 'other'
+
+
+def has(name: str, *values: Any) -> Callable[[Case], bool]:
+    """Return whether an axis has one of some values; of hooks, one of them."""
+
+    def found(case: Case) -> bool:
+        if name == 'hooks':
+            return bool(set(values) & set(case[name]))
+        return case[name] in values
+
+    return found
+
+
+changes_data = has('hooks', 'changes_dataset', 'sets_epoch')
+
+DOCUMENTED: tuple[Entry, ...] = (
+    Entry('files.more', r'tempo(_summary)?\.jsonl?$', 'ThroughputMonitorHook leaves its record'),
+    Entry(
+        'files.more', r'tempo(_summary)?\.jsonl?$', 'its record stays when stock resumes',
+        arms=('stock', 'imported'), leg='^(ours|loops)>',
+    ),
+    Entry('json.more', r': (train/)?tempo/', 'ThroughputMonitorHook logs throughput'),
+    Entry('log.more', LINES, 'ours says what a save cost, what it chose, how fast it was'),
+    Entry(
+        rf'{HUB}\.runtime_info\.more', r'mmtempo_totals$',
+        'running totals of histories that are longer than what is kept',
+        arms=ARMS,
+    ),
+    Entry(
+        rf'{HUB}\.(runtime_info|resumed_keys)\.(more|order)', r'train_loader_place$|: $|^$',
+        'our loops keep in each checkpoint how far the data is', arms=('loops',), leg='whole|loops',
+    ),
+    Entry(
+        rf'{HUB}\.(runtime_info|resumed_keys)\.more', r'train_loader_place$',
+        'stock keeps in its checkpoints what it found of our loops in the hub',
+        arms=('stock', 'imported', 'ours'), leg='^loops>',
+    ),
+    Entry(
+        r'.*', '',
+        'ResumableInfiniteSampler draws each pass from (seed, pass), stock one after the other',
+        arms=('loops',), when=second_pass, example=dict(passes=True, samples=12),
+    ),
+    Entry(
+        r'.*', '', 'PrefetchEpochBasedTrainLoop resumes within an epoch, stock repeats the epoch',
+        arms=('loops',), leg=RESUMED, when=within_epoch,
+        example=dict(loop='epoch', samples=12, by_epoch='other', interval=2),
+    ),
+    Entry(
+        r'log\.missing', 'WARNING Reach the end', 'our loader needs no restart for a new pass',
+        arms=('loops',), example=dict(sampler='default', samples=12),
+    ),
+    Entry(
+        r'log\.missing', 'INFO Advance dataloader', 'our loops seek the place and skip no batch',
+        arms=('loops',), leg=RESUMED,
+    ),
+    Entry(
+        r'log\.missing', 'WARNING Fast sampler-level resume', 'our loops skip no batch',
+        arms=('loops',), leg=RESUMED, example=dict(sampler='default', samples=12),
+    ),
+    Entry(
+        r'(state\.)?optimizer(\..*)?', 'loss_scaler', 'bfloat16 needs no loss scaling',
+        when=has('amp', 'bfloat16'), example=dict(amp='bfloat16'),
+    ),
+    Entry(
+        rf'{HUB}\.log_scalars\.length', '', 'histories keep as many values as windows ask for',
+        when=has('history', 5), arms=ARMS,
+        example=dict(history=5, window=3),
+    ),
+    Entry(
+        r'log\.(missing|warning)',
+        'WARNING (Resumed iteration number|Iteration N is|Gradient accumulative|.*update)',
+        'SparseOptimWrapper says in its own words what an incomplete update loses',
+        when=lambda case: case['accumulate'] > 1,
+        example=dict(accumulate=3), leg=RESUMED,
+    ),
+)  # fmt: skip
+
+# Each is to be fixed; the number is that of the issue and its item.
+OPEN: tuple[Entry, ...] = (
+    Entry(
+        r'.*', '', 'reading the loader takes batches from the training',
+        arms=('loops',), issue='20.1',
+        when=has('hooks', 'reads_loader', 'next_before_train', 'next_in_training', 'next_in_val'),
+        example=dict(loop='epoch', samples=12, hooks=('reads_loader',)),
+    ),
+    Entry(
+        r'.*', '', 'a loader or iterator that a hook gives the loop is ignored',
+        arms=('loops',), issue='20.2', when=has('hooks', 'replaces_loader', 'replaces_iterator'),
+        example=dict(hooks=('replaces_iterator',)),
+    ),
+    Entry(
+        r'.*', '', 'workers that stay do not see a changed data set',
+        arms=('loops',), issue='20.3',
+        when=lambda case: case['workers'] > 0 and changes_data(case),
+        example=dict(loop='epoch', samples=12, workers=1, hooks=('sets_epoch',)),
+    ),
+    Entry(
+        'error', r'serialization|mend_marker|load_', 'the safe loader refuses what mmengine writes',
+        arms=('imported', 'ours', 'loops'), issue='20.4', on_resume=True,
+        when=lambda case: case['schedule'] == 'onecycle' or case['windows'] == 'registered'
+        or case['metainfo'] in ('config', 'numpy', 'nested'),
+        example=dict(schedule='onecycle'),
+    ),
+    Entry(
+        r'.*', '', 'two AsyncCheckpointHooks disturb each other', issue='20.5',
+        when=lambda case: case['second_checkpoint'] is not None,
+        example=dict(second_checkpoint=dict(interval=2, out_dir='more', max_keep_ckpts=1)),
+    ),
+    Entry(
+        'error|seen', '^batch type|^toys|BaseModel|^$', 'the default collate stacks inputs',
+        arms=('loops',), issue='20.6', when=has('data', 'samples', 'lists'),
+        example=dict(data='samples'),
+    ),
+    Entry(
+        '.*', '', 'files are not there when a later hook looks for them', issue='20.7',
+        when=has('hooks', 'uploads', 'loads_last'), example=dict(hooks=('uploads',)),
+    ),
+    Entry(
+        'error', '', 'hub, wrapper and schedules cannot be copied', issue='20.7',
+        when=has('hooks', 'copies_hub', 'pickles_optimizer', 'copies_schedules'),
+        example=dict(hooks=('copies_hub',)),
+    ),
+    Entry(
+        'seen', 'is a DataLoader', 'our loader is no DataLoader', issue='20.7', arms=('loops',),
+        when=has('hooks', 'asks_loader_type'), example=dict(hooks=('asks_loader_type',)),
+    ),
+    Entry(
+        'error', '', 'what is not finite on purpose ends the run', issue='20.7',
+        when=has('state', 'masked', 'infinite_frozen'), example=dict(state='masked'),
+    ),
+    Entry(
+        'error', '', 'sampler=None is a TypeError', issue='20.8', arms=('loops',),
+        when=lambda case: case['sampler'] is None, example=dict(sampler=None),
+    ),
+    Entry(
+        '.*', '', 'a relative out_dir and os.chdir fail saves', issue='20.8',
+        when=lambda case: has('hooks', 'changes_folder')(case) and case['out_dir'] is not None,
+        example=dict(out_dir='out', hooks=('changes_folder',)),
+    ),
+    Entry(
+        '.*', '', 'a checkpoint hook called by hand or wrapped', issue='20.8',
+        when=has('hooks', 'wraps_checkpoint', 'calls_checkpoint'),
+        example=dict(hooks=('wraps_checkpoint',)),
+    ),
+    Entry(
+        '.*', '', 'replaced or popped histories', issue='20.8',
+        when=has('hooks', 'replaces_history', 'pops_history', 'clears_histories'),
+        example=dict(hooks=('replaces_history',)),
+    ),
+    Entry(
+        rf'(json|{HUB}\.(log_scalars|resumed_keys))\.order', '', 'data_time is the last key',
+        issue='20.8', arms=ARMS,
+    ),
+    Entry(
+        rf'{HUB}\.resumed_keys\.more', 'best_score', 'the first best file has later keys',
+        issue='20.8', when=lambda case: isinstance(case['save_best'], list), arms=ARMS,
+        example=dict(val=4, save_best=['acc', 'val_loss'], rule='greater'),
+    ),
+    Entry(
+        rf'{HUB}\.(runtime_info|resumed_keys)\.(missing|order)', r'eta$|: $|^$',
+        'eta comes with the first log line, and so after other keys', issue='20.8', arms=ARMS,
+        when=lambda case: case['log_interval'] > 1, example=dict(log_interval=5, interval=2),
+    ),
+)  # fmt: skip
+
+
+def explained(found: Found, case: Case) -> Entry | None:
+    """Return the entry that explains a difference; None where it is a defect not yet known."""
+    return next((one for one in (*DOCUMENTED, *OPEN) if one.covers(found, case)), None)

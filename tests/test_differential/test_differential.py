@@ -1,0 +1,176 @@
+"""Random whole trainings and resumes are, with our parts, what they are with stock's.
+
+A failing seed prints the command that runs it alone; `--shrink` makes the case plain. What is
+different on purpose stands in `documented.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from . import run_case as runs
+from .cases import HOOKS, ORDINARY, PLAIN, RARE, Case, case_of, completed, described, settled
+from .compare import compare
+from .documented import DOCUMENTED, OPEN, Entry, explained
+from .meddlers import MEDDLERS
+from .run import MEMORY
+from .run_case import run_case
+
+QUICK, SLOW = range(3), range(100, 400)
+ENTRIES = [
+    pytest.param(entry, id=f'{entry.issue or "documented"} {entry.reason[:50]}')
+    for entry in (*DOCUMENTED, *OPEN)
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: each save is synced, which takes long on a disk."""
+    folder = MEMORY if os.path.isdir(MEMORY) else tmp_path
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        yield Path(name)
+
+
+def assert_like_stock(case: Case, seed: int, scratch: Path, directions: int | None = 2) -> None:
+    found, count = run_case(case, scratch, seed, directions)
+    assert count > 2
+    lines = [
+        f'{one.leg} {one.arm}: {one.difference}' for one in found if explained(one, case) is None
+    ]
+    command = f'python -m tests.test_differential.run --case "{described(case)}" --shrink'
+    assert not lines, '\n'.join([f'seed {seed}, {len(lines)} differences', command, *lines[:5]])
+
+
+@pytest.mark.parametrize('seed', QUICK)
+def test_like_stock(seed: int, scratch: Path) -> None:
+    assert_like_stock(case_of(seed), seed, scratch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', SLOW)
+def test_many_like_stock(seed: int, scratch: Path) -> None:
+    assert_like_stock(case_of(seed), seed, scratch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('loop', ['iter', 'epoch'])
+def test_resumes_in_all_directions(loop: str, scratch: Path) -> None:
+    case = dict(loop=loop, samples=16, val=2, save_best='acc', ema='plain', resume='stop', stop=4)
+    assert_like_stock(settled(case), 0, scratch, directions=None)
+
+
+def needed(entry: Entry, scratch: Path) -> bool:
+    """Whether the example of an entry shows what it is about."""
+    case = settled(entry.example)
+    found, _ = run_case(case, scratch, directions=None if entry.leg or entry.on_resume else 0)
+    return any(entry.covers(one, case) for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('entry', ENTRIES)
+def test_every_entry_is_needed(entry: Entry, scratch: Path) -> None:
+    assert needed(entry, scratch), f'{entry.issue} {entry.reason}: remove the entry, it is fixed'
+
+
+def test_an_entry_is_needed(scratch: Path) -> None:
+    """The quick sibling of the test over all entries."""
+    entry = next(one for one in DOCUMENTED if 'bfloat16' in one.reason)
+    assert needed(entry, scratch)
+
+
+def test_case_is_a_function_of_its_seed() -> None:
+    cases = [case_of(seed) for seed in range(300)]
+    assert cases == [case_of(seed) for seed in range(300)]
+    assert len({described(case) for case in cases}) > 290
+    assert all(settled(case) == case for case in cases)
+    assert all(eval(described(case)) == case for case in cases)
+
+
+def test_cases_reach_every_value_of_every_axis() -> None:
+    full = [completed(case_of(seed)) for seed in range(1500)]
+    for name, (_, values) in ORDINARY.items():
+        reached = [case[name] for case in full]
+        for value in values:
+            assert value in reached or name in ('epochs', 'stop', 'val'), (name, value)
+    for name, value in RARE:
+        assert any(
+            value[0] in case['hooks'] if name == 'hooks' else case[name] == value for case in full
+        ), (name, value)
+    assert {name for case in full for name in case['hooks']} == set(MEDDLERS)
+    assert set(ORDINARY) <= set(PLAIN)
+    assert set(HOOKS) < set(MEDDLERS)
+
+
+def change_weights(root: Path, seen: dict) -> None:
+    seen['weights']['net.0.bias'] += 1
+
+
+def lose_a_value(root: Path, seen: dict) -> None:
+    seen['hub']['log_scalars'].pop('train/loss')
+
+
+def lose_a_file(root: Path, seen: dict) -> None:
+    (root / 'work/iter_4.pth').unlink()
+
+
+def change_marker(root: Path, seen: dict) -> None:
+    (root / 'work/last_checkpoint').write_text('elsewhere')
+
+
+def change_learning_rate(root: Path, seen: dict) -> None:
+    seen['lr']['lr'][0] *= 1.01
+
+
+def change_row(root: Path, seen: dict) -> None:
+    (path,) = root.rglob('scalars.json')
+    path.write_text(path.read_text().replace('"loss"', '"lost"'))
+
+
+def change_log(root: Path, seen: dict) -> None:
+    (path,) = root.rglob('*.log')
+    path.write_text(path.read_text().replace('Saving checkpoint', 'Skipping checkpoint'))
+
+
+def change_checkpoint(root: Path, seen: dict) -> None:
+    path = root / 'work/iter_8.pth'
+    state = torch.load(path, weights_only=False)
+    state['optimizer']['param_groups'][0]['lr'] = 7.0
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ('damage', 'kind'),
+    [
+        (change_weights, 'weights'),
+        (lose_a_value, 'hub.log_scalars.missing'),
+        (lose_a_file, 'files.missing'),
+        (change_marker, 'files.marker'),
+        (change_learning_rate, 'lr'),
+        (change_row, 'json.missing'),
+        (change_log, 'log.missing'),
+        (change_checkpoint, 'state.optimizer'),
+    ],
+)
+def test_sees_what_is_different(damage: object, kind: str, scratch: Path) -> None:
+    trainings = runs._Runs(dict(interval=4), scratch)
+    stock, other = trainings.whole('stock'), trainings.whole('imported')
+    assert compare(stock, other) == []
+    seen = runs.observed(other)
+    damage(other, seen)
+    (other / 'observed').write_bytes(pickle.dumps(seen))
+    assert kind in {one.kind for one in compare(stock, other)}
