@@ -26,6 +26,7 @@ from mmtempo.core import durable_writer, writer_client, writer_process
 from mmtempo.core.archive import check_archive
 from mmtempo.core.durable_writer import DurableWriter, WriterDied
 from mmtempo.core.snapshot import Snapshot
+from mmtempo.core.stall_limit import StallLimit
 
 from .trees import History, same, tree
 
@@ -270,12 +271,36 @@ def test_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert is_value(tmp_path / 'b', 2)
 
 
+class UntilKilled(StallLimit):
+    """A limit without a clock: reached by no report at all, until the process is killed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.restarts = -1
+        super().__init__(seconds)
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def is_reached(self, progress: object) -> bool:
+        return progress == 0 and self.restarts == 0
+
+
+class Always(UntilKilled):
+    """One that is reached whenever it is looked at."""
+
+    def is_reached(self, progress: object) -> bool:
+        return True
+
+
 def stop_process(writer: DurableWriter) -> None:
     """As a process that waits for a disk."""
     os.kill(process_of(writer), signal.SIGSTOP)
 
 
-def test_process_without_progress_is_replaced_by_this_one(tmp_path: Path) -> None:
+def test_process_without_progress_is_replaced_by_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_writer, 'StallLimit', UntilKilled)
     said: list[str] = []
     writer = DurableWriter(timeout=0.2, warn=said.append)
     stop_process(writer)
@@ -283,16 +308,17 @@ def test_process_without_progress_is_replaced_by_this_one(tmp_path: Path) -> Non
     writer.wait()
     assert (done.error, done.fallback) == (None, 'ended with exit code -9')
     assert is_value(tmp_path / 'a', 1)
-    assert said[-1] == (
+    assert said[0] == (
         'checkpoint writer: no progress for 0 s (a: 0 MB written); its process is killed, and the '
         'training process writes the files.'
     )
-    assert {line.partition(' since')[0] for line in said[:-1]} <= {'checkpoint writer: waiting'}
+    assert {line.partition(' since')[0] for line in said[1:]} <= {'checkpoint writer: waiting'}
     writer.close()
 
 
-def test_close_without_progress(tmp_path: Path) -> None:
+def test_close_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, where it is the end that waits."""
+    monkeypatch.setattr(durable_writer, 'StallLimit', UntilKilled)
     before = left()
     writer = DurableWriter(timeout=0.2, warn=lambda line: None)
     stop_process(writer)
@@ -316,13 +342,16 @@ def test_no_progress_at_all_fails_the_save(tmp_path: Path, monkeypatch: pytest.M
     writer = DurableWriter(timeout=0.2, warn=lambda line: None)
     stop_process(writer)
     done = save(writer, tmp_path / 'a')
-    writer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_writer, 'StallLimit', Always)
+        writer.wait()
     assert isinstance(done.error, TimeoutError)
     assert 'no progress for 0 s (a: 0 MB written)' in str(done.error)
     with pytest.raises(TimeoutError, match='an earlier save is still stuck'):
         save(writer, tmp_path / 'b')
     go.set()
     assert writer._worker._idle.wait(LONG)
+    writer._worker._timeout = LONG
     done = save(writer, tmp_path / 'b', 2)
     writer.close()
     assert done.error is None

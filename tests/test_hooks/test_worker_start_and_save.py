@@ -27,7 +27,7 @@ from ..test_loaders.samples import Noisy
 from . import forks
 from .saving import marked, saving, with_writer
 
-BOUND = 20.0  # seconds; only what hangs takes that long
+BOUND = 60.0  # seconds; only what hangs takes that long
 
 forks.MODULES.append(__name__)
 
