@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmengine.config import ConfigDict
+from mmengine.config import Config, ConfigDict
 from mmengine.logging import HistoryBuffer, MessageHub
 from mmengine.optim.scheduler import OneCycleLR
-from mmengine.registry import PARAM_SCHEDULERS
-from mmengine.runner import CheckpointLoader
+from mmengine.registry import DATASETS, PARAM_SCHEDULERS
+from mmengine.runner import CheckpointLoader, Runner
 
 import mmtempo  # noqa: F401 - registers the safe loader
 from mmtempo.safe_types import NUMBERS, StandIn, resolve
@@ -26,6 +28,9 @@ from mmtempo.serialization import UnreadableCheckpointError, why_refused
 from . import pickles
 from .conftest import MINI
 from .pickles import Call, Global, array, dtype
+from .test_hooks.checkpoints import KINDS, logged_lines, run_config
+from .test_hooks.checkpoints import load as load_freely
+from .test_hooks.toy import ToyDataset
 from .test_tools.test_train import run, tiny
 
 
@@ -332,6 +337,52 @@ def test_registered_statistics_survive(registered: None, tmp_path: Path) -> None
     assert_like(loaded, stock)
 
 
+@DATASETS.register_module()
+class DescribedByConfig(ToyDataset):
+    """As a metainfo that a config has given, and a file of numpy's."""
+
+    metainfo = dict(
+        classes=('road', 'sky'), nested=ConfigDict(palette=[[1, 2, 3]]), version=np.str_('v1')
+    )
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_resumes_what_mmengine_writes(
+    kind: str, registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule with a function, custom statistics, a nested config, a numpy string."""
+
+    def described(cfg: Config) -> None:
+        cfg.param_scheduler = dict(type='OneCycleLR', eta_max=1e-3, total_steps=12, by_epoch=False)
+        cfg.train_dataloader.dataset.type = 'DescribedByConfig'
+
+    def train(name: str, iterations: int, resume: bool = False) -> Runner:
+        cfg = run_config(kind, tmp_path / name, described, interval=6)
+        cfg.train_cfg.update(max_iters=iterations, val_interval=6)
+        cfg.resume = resume
+        runner = Runner.from_cfg(cfg)
+        runner.train()
+        return runner
+
+    train('safe', 6)
+    shutil.copytree(tmp_path / 'safe', tmp_path / 'free')
+    (tmp_path / 'free/work/last_checkpoint').write_text(str(tmp_path / 'free/work/iter_6.pth'))
+    runner = train('safe', 12, resume=True)
+    assert 'resumed epoch: 0, iter: 6' in logged_lines(runner)
+    assert 'metainfo from the resumed checkpoint is different' not in logged_lines(runner)
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')  # reads as stock does
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        train('free', 12, resume=True)
+    safe, free = (load_freely(tmp_path / name / 'work/iter_12.pth') for name in ('safe', 'free'))
+    for part in ('state_dict', 'optimizer', 'param_schedulers'):
+        assert_like(safe[part], free[part])
+    assert_like(safe['meta']['dataset_meta'], free['meta']['dataset_meta'])
+    names = ('train/loss_a', 'train/lr')
+    for history in names:
+        assert_like(*(part['message_hub']['log_scalars'][history] for part in (safe, free)))
+
+
 def test_file_cannot_redefine_a_statistic(tmp_path: Path) -> None:
     state = dict(
         max_length=10, _log_history=array(b'', (0,)), _count_history=array(b'', (0,)),
@@ -353,13 +404,14 @@ def test_statistic_that_is_not_registered_here_is_named(tmp_path: Path) -> None:
         load(path)
 
 
-def test_config_dicts_are_loaded_as_dicts(tmp_path: Path) -> None:
-    metainfo = ConfigDict(classes=('a',), nested=dict(palette=[[1, 2, 3]], name=np.str_('b')))
+def test_config_dicts_survive(tmp_path: Path) -> None:
+    metainfo = ConfigDict(classes=('a',), nested=dict(palette=[[1, 2]], name=np.str_('b')))
+    metainfo.nested.colours = np.arange(3)
     torch.save(dict(meta=dict(dataset_meta=metainfo)), tmp_path / 'a.pth')
     loaded = load(tmp_path / 'a.pth')['meta']['dataset_meta']
-    assert loaded == metainfo.to_dict()
-    assert metainfo == loaded
-    assert type(loaded['nested']) is dict
+    assert type(loaded) is type(loaded.nested) is ConfigDict
+    assert type(loaded.nested.colours) is np.ndarray
+    assert_like(loaded, torch.load(tmp_path / 'a.pth', weights_only=False)['meta']['dataset_meta'])
 
 
 class Mine:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from torch.torch_version import TorchVersion
@@ -55,8 +56,8 @@ class _Dtype(StandIn):
     def real(self) -> np.dtype:
         code = self._code
         if type(code) is not str or not (code in NUMBERS or _is_string(code)):
-            found = code[:20] if type(code) is str else type(code).__name__
-            raise ValueError(f'numpy dtype {found!r}: expected a plain number or string')
+            asked = code[:20] if type(code) is str else type(code).__name__
+            raise ValueError(f'numpy dtype {asked!r}: expected a plain number or string')
         found = np.dtype(code)
         state = self._state
         if state is None:
@@ -207,11 +208,11 @@ def _scalar(kind: Any, raw: Any) -> Any:
     return _array_of(raw, (), kind.real())[()]
 
 
-def _plain_dict(items: Any = None) -> dict:
-    """Stand in for `ConfigDict`: the dict that it wraps."""
+def _config_dict(items: Any = None) -> ConfigDict:
+    """Stand in for `ConfigDict`, which takes a dict and nothing else from a pickle."""
     if type(items) is not dict:
         raise ValueError('ConfigDict: expected the dict of its items')
-    return items
+    return ConfigDict(items)  # resume compares pickles of metainfo: a dict would differ
 
 
 def _no_bytes() -> bytes:
@@ -234,7 +235,7 @@ def safe_globals() -> list[tuple[Any, str]]:
         (_attribute, 'builtins.getattr'),
         (_slice, 'builtins.slice'),
         (_no_bytes, 'builtins.bytes'),
-        (_plain_dict, 'mmengine.config.config.ConfigDict'),
+        (_config_dict, f'{ConfigDict.__module__}.ConfigDict'),
         (_Version, 'torch.torch_version.TorchVersion'),
     ]
     # numpy 2 moved its core; files of either version must load under either.

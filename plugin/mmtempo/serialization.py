@@ -137,7 +137,7 @@ def _allowed() -> Iterator[None]:
         # What a user allows stays allowed, but no real array or dtype is given its state.
         kept = [entry for entry in before if not _clashes(entry, names)]
         listed.clear_safe_globals()
-        listed.add_safe_globals([*kept, *ours])  # type: ignore[list-item]
+        listed.add_safe_globals([*kept, *ours])
         try:
             yield
         finally:

@@ -171,8 +171,9 @@ def test_log_warns_once_of_a_file_that_will_be_refused(tmp_path: Path) -> None:
     runner = run(KINDS[1], tmp_path, adds, interval=3)
     warnings = [line for line in logged_lines(runner, 'WARNING').splitlines() if 'refuse' in line]
     assert len(warnings) == 1
-    assert 'iter_3.pth cannot be read safely: it names builtins.list, collections.default' in (
-        warnings[0]
+    assert (
+        'iter_3.pth cannot be read safely: it names builtins.list, collections.default'
+        in (warnings[0])
     )
     assert 'add_safe_globals([builtins.list, collections.defaultdict])' in warnings[0]
 

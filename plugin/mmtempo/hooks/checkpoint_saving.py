@@ -315,7 +315,7 @@ def refusals(save: Save | None) -> Iterator[str]:
     for path in save.paths:
         reason = why_refused(path, save.names)
         if reason is not None:
-            yield f'{reason}. Until then, --resume and load_from refuse the later files as well.'
+            yield f'{reason}. --resume and load_from refuse later files with this content as well'
 
 
 def describe(save: Save, waited: float) -> Iterator[str]:
