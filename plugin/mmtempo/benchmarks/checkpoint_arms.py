@@ -93,10 +93,14 @@ class _ThreadWriter(durable_writer.DurableWriter):
 
 
 class _Thread(durable_writer._Worker):
-    def _do(self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str]) -> None:
+    def _do(
+        self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str], check: Any
+    ) -> None:
         start = time.perf_counter()
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
+        if check is not None:
+            check(trees)
         start = time.perf_counter()
         for path, tree in zip(save.paths, trees):
             temporary = temporary_of(path)
