@@ -98,6 +98,8 @@ class _Thread(durable_writer._Worker):
         start = time.perf_counter()
         self._snapshot.finish()
         save.staged = time.perf_counter() - start
+        if check is not None:
+            check(trees)
         start = time.perf_counter()
         for path, tree in zip(save.paths, trees):
             temporary = temporary_of(path)

@@ -91,6 +91,7 @@ class WeightsCheck:
         Args:
             wait: Whether to wait for the flags that were begun. Defaults to False.
         """
+        self._scalars.fetch(wait=False)
         self._take(wait)
         if get_world_size() > 1:
             flag = torch.tensor([float(self._watch.is_bad)])
