@@ -1,7 +1,7 @@
 """Run torchrun, and end with the exit code of the training: 143 after SIGTERM, 130 after Ctrl-C.
 
 Used by dist_train.sh; takes the arguments of `python -m torch.distributed.run`. That module ends
-with exit code 1 and a traceback of its own in each of these cases.
+with exit code 1 and its own traceback in each of these cases.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def test_first_failure_is_named_by_the_others(notes: list[FailureNote]) -> None:
         assert str(found) == 'rank 1 failed: OSError: no such sample'
 
 
-def test_error_of_its_own_is_kept(notes: list[FailureNote]) -> None:
+def test_own_error_is_kept(notes: list[FailureNote]) -> None:
     explain(OSError('no such sample'), notes[1])
     assert explain(ZeroDivisionError('another'), notes[0]) is None
     assert notes[2].of_other() == (1, 'OSError: no such sample')  # the first one stays

@@ -179,7 +179,6 @@ def test_failure_of_one_process_ends_dist_train(tmp_path: Path) -> None:
     )
     with script('dist_train.sh', config, 2, '--work-dir', work, **environment()) as process:
         text = process.communicate()[0]
-    print(text)
     assert process.returncode == 1, text
     assert marked(work).name == 'iter_3.pth'
     assert 'train.py (rank 1): stopped: ' in text

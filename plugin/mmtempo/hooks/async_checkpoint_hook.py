@@ -42,14 +42,15 @@ class AsyncCheckpointHook(CheckpointHook):
                 save_best='mIoU'))
 
     A save that fails, because the disk is full for instance, is logged, the files before it stay,
-    and the next one is tried at its time; only a failure of the last one fails the run. SIGINT
-    and SIGTERM end the run after the current iteration with a checkpoint: `resume` goes on from
-    there. Stock's loop over epochs cannot begin within one: `interrupted.pth` is saved, and the
-    epoch is repeated; what counts iterations, as a schedule by iteration, goes on counting.
-    `PrefetchEpochBasedTrainLoop` goes on where it was. An evaluation that the signal cuts off, or
-    that was due next, is noted in the checkpoint: the prefetching loops do it when the run is
-    resumed, so that `save_best` judges it; stock's loops go on without it, and a line of the log
-    says so.
+    and the next one is tried at its time; only a failure of the last one fails the run.
+
+    SIGINT and SIGTERM end the run after the current iteration with a checkpoint; with several
+    processes all end after the same iteration, within about 1 s or one iteration. Stock's loop
+    over epochs cannot begin within one: `interrupted.pth` is saved, and the epoch is repeated;
+    what counts iterations, as a schedule by iteration, counts the repeated ones too.
+    `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal cuts off,
+    or that was due next, is noted in the checkpoint: the prefetching loops do it when the run is
+    resumed, so that `save_best` judges it; stock's loops omit it, and the log says so.
 
     A training locks its work dir, and `out_dir`: a second one there ends with an error that names
     the first. tools/train.py locks before anything is written; a Runner built by hand has by then

@@ -36,7 +36,7 @@ class StepRescue:
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._kept: dict[str, Any] = {}
-        self._backwards: list[int] = []
+        self._backwards: list[int] | None = None
 
     def begin(self) -> None:
         """Keep the state; the iteration begins."""
@@ -55,7 +55,7 @@ class StepRescue:
 
     def save(self) -> None:
         """Save the state before this iteration, if no backward pass has completed."""
-        if not self._is_on or self._count() != self._backwards:
+        if self._backwards is None or self._count() != self._backwards:
             return
         with torch.no_grad():
             for buffer, copy in zip(self._buffers, self._copies):
@@ -67,8 +67,9 @@ class StepRescue:
         except Exception as error:  # the one that ends the run counts
             self._runner.logger.error(f'No checkpoint of iteration {self._runner.iter}: {error}')
 
-    def _count(self) -> list[int]:
-        """Completed backward passes; mmengine's wrappers count them."""
+    def _count(self) -> list[int] | None:
+        """Return the backward passes completed so far, of each of mmengine's wrappers."""
         wrapper = self._runner.optim_wrapper
         wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-        return [one._inner_count for one in wrappers]
+        counts = [getattr(one, '_inner_count', None) for one in wrappers]
+        return None if None in counts else counts  # a wrapper of another kind does not count
