@@ -135,13 +135,13 @@ def two_at_once(folder: Path, config: Path, undisturbed: Path, rng: random.Rando
     return trains.log.stem
 
 
-def sweep(folder: Path, undisturbed: Path, rounds: int) -> Counter:
+def sweep(folder: Path, undisturbed: Path, rounds: range) -> Counter:
     seen: Counter = Counter()
     config = folder / 'config.py'
     cfg = saving(folder / 'unused')
     cfg.custom_hooks = lingering(folder)['custom_hooks']
     cfg.dump(config)
-    for number in range(rounds):
+    for number in rounds:
         place = folder / str(number)
         place.mkdir()
         seen[two_at_once(place, config, undisturbed, random.Random(number))] += 1
@@ -149,12 +149,17 @@ def sweep(folder: Path, undisturbed: Path, rounds: int) -> Counter:
 
 
 def test_one_trains_and_the_other_writes_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    sweep(tmp_path, undisturbed, 3)
+    sweep(tmp_path, undisturbed, range(3))
 
 
+# A hundred rounds in ten parts: one test has ten minutes, also on a busy machine.
 @pytest.mark.slow
-def test_one_trains_and_the_other_writes_nothing_often(undisturbed: Path, tmp_path: Path) -> None:
-    for what, count in sorted(sweep(tmp_path, undisturbed, 100).items()):
+@pytest.mark.parametrize('part', range(10))
+def test_one_trains_and_the_other_writes_nothing_often(
+    part: int, undisturbed: Path, tmp_path: Path
+) -> None:
+    seen = sweep(tmp_path, undisturbed, range(10 * part, 10 * part + 10))
+    for what, count in sorted(seen.items()):
         print(f'{count:4} rounds: {what} trained, nothing lost')
 
 
@@ -324,6 +329,7 @@ def test_writers_without_a_lock_spare_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_writers_without_a_lock_spare_each_other_often(tmp_path: Path) -> None:
-    read = sum(without_locks(tmp_path / str(number), 20) for number in range(100))
-    print(f'100 rounds of two writers with 20 saves each: {read} reads, each of a whole file')
+@pytest.mark.parametrize('part', range(10))
+def test_writers_without_a_lock_spare_each_other_often(part: int, tmp_path: Path) -> None:
+    read = sum(without_locks(tmp_path / str(number), 8) for number in range(10))
+    print(f'10 rounds of two writers with 8 saves each: {read} reads, each of a whole file')
