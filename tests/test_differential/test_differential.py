@@ -23,7 +23,7 @@ from .meddlers import MEDDLERS
 from .run import MEMORY
 from .run_case import run_case
 
-QUICK, SLOW = range(3), range(100, 400)
+QUICK, SLOW = range(2), range(100, 400)
 ENTRIES = [
     pytest.param(entry, id=f'{entry.issue or "documented"} {entry.reason[:50]}')
     for entry in (*DOCUMENTED, *OPEN)
