@@ -104,7 +104,7 @@ RARE: tuple[tuple[str, Any], ...] = (
     ('metainfo', 'config'), ('metainfo', 'numpy'), ('metainfo', 'nested'),
     ('windows', 'registered'),
     ('data', 'lists'),
-    ('state', 'masked'), ('state', 'infinite_frozen'),
+    ('state', 'masked'), ('state', 'nan_buffer'), ('state', 'infinite_frozen'),
     ('sampler', None),
 )  # fmt: skip
 

@@ -152,6 +152,20 @@ DOCUMENTED: tuple[Entry, ...] = (
 # Each is to be fixed; the number is that of the issue and its item.
 OPEN: tuple[Entry, ...] = (
     Entry(
+        rf'(json|{HUB}\.(log_scalars|resumed_keys))\.order', '', 'data_time is the last key',
+        issue='20.8', arms=ARMS,
+    ),
+    Entry(
+        rf'{HUB}\.resumed_keys\.more', 'best_(score|ckpt)', 'the first best file has later keys',
+        issue='20.8', when=lambda case: isinstance(case['save_best'], list), arms=ARMS,
+        example=dict(val=4, save_best=['acc', 'val_loss'], rule='greater'),
+    ),
+    Entry(
+        rf'{HUB}\.(runtime_info|resumed_keys)\.(missing|order)', r'eta$|: $|^$',
+        'eta comes with the first log line, and so after other keys', issue='20.8', arms=ARMS,
+        when=lambda case: case['log_interval'] > 1, example=dict(log_interval=5, interval=2),
+    ),
+    Entry(
         r'.*', '', 'reading the loader takes batches from the training',
         arms=('loops',), issue='20.1',
         when=has('hooks', 'reads_loader', 'next_before_train', 'next_in_training', 'next_in_val'),
@@ -178,7 +192,10 @@ OPEN: tuple[Entry, ...] = (
     Entry(
         r'.*', '', 'two AsyncCheckpointHooks disturb each other', issue='20.5',
         when=lambda case: case['second_checkpoint'] is not None,
-        example=dict(second_checkpoint=dict(interval=2, out_dir='more', max_keep_ckpts=1)),
+        example=dict(
+            loop='epoch', samples=12, drop_last=True, by_epoch='other', interval=2, max_keep=1,
+            second_checkpoint=dict(interval=2, out_dir='more', max_keep_ckpts=1),
+        ),
     ),
     Entry(
         'error|seen', '^batch type|^toys|BaseModel|^$', 'the default collate stacks inputs',
@@ -200,7 +217,7 @@ OPEN: tuple[Entry, ...] = (
     ),
     Entry(
         'error', '', 'what is not finite on purpose ends the run', issue='20.7',
-        when=has('state', 'masked', 'infinite_frozen'), example=dict(state='masked'),
+        when=has('state', 'nan_buffer', 'infinite_frozen'), example=dict(state='infinite_frozen'),
     ),
     Entry(
         'error', '', 'sampler=None is a TypeError', issue='20.8', arms=('loops',),
@@ -220,20 +237,6 @@ OPEN: tuple[Entry, ...] = (
         '.*', '', 'replaced or popped histories', issue='20.8',
         when=has('hooks', 'replaces_history', 'pops_history', 'clears_histories'),
         example=dict(hooks=('replaces_history',)),
-    ),
-    Entry(
-        rf'(json|{HUB}\.(log_scalars|resumed_keys))\.order', '', 'data_time is the last key',
-        issue='20.8', arms=ARMS,
-    ),
-    Entry(
-        rf'{HUB}\.resumed_keys\.more', 'best_score', 'the first best file has later keys',
-        issue='20.8', when=lambda case: isinstance(case['save_best'], list), arms=ARMS,
-        example=dict(val=4, save_best=['acc', 'val_loss'], rule='greater'),
-    ),
-    Entry(
-        rf'{HUB}\.(runtime_info|resumed_keys)\.(missing|order)', r'eta$|: $|^$',
-        'eta comes with the first log line, and so after other keys', issue='20.8', arms=ARMS,
-        when=lambda case: case['log_interval'] > 1, example=dict(log_interval=5, interval=2),
     ),
 )  # fmt: skip
 

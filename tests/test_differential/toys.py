@@ -132,6 +132,8 @@ class DiffModel(BaseModel):
             self.key = nn.Parameter(torch.ones(WIDTH, WIDTH), requires_grad=False)
         elif state == 'masked':
             self.register_buffer('mask', torch.full((3, 3), float('-inf')).triu(1))
+        elif state == 'nan_buffer':
+            self.register_buffer('unset', torch.full((2,), float('nan')))
         elif state == 'infinite_frozen':
             self.frozen = nn.Parameter(torch.tensor([1.0, float('inf')]), requires_grad=False)
 
