@@ -93,7 +93,13 @@ class _Thread(durable_writer._Worker):
         """Without a process."""
 
     def _do(
-        self, save: durable_writer.Save, trees: list, marker: Any, remove: list[str], *others: Any
+        self,
+        save: durable_writer.Save,
+        trees: list,
+        marker: Any,
+        remove: list[str],
+        after: Any,
+        check: Any,
     ) -> None:
         start = time.perf_counter()
         self._snapshot.finish()
