@@ -72,4 +72,5 @@ class StepRescue:
         wrapper = self._runner.optim_wrapper
         wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
         counts = [getattr(one, '_inner_count', None) for one in wrappers]
-        return None if None in counts else counts  # a wrapper of another kind does not count
+        whole = [count for count in counts if count is not None]
+        return whole if len(whole) == len(counts) else None  # a wrapper of another kind: unknown
