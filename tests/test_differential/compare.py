@@ -21,7 +21,7 @@ NOT_COMPARED = re.compile(r'(^|/)\d{8}_\d{6}(/|\.log$|\.py$)|^observed$')
 RECORD = re.compile(r'^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d - mmengine - (?:.*? - )?([A-Z]+) - ', re.M)
 # Of an error, the logger names file, function and line.
 PLACE = re.compile(r'^\S+\.py - \w+ - \d+ - ')
-CHECKPOINT = re.compile(r'\.pth\+*$')
+CHECKPOINT = re.compile(r'\.pth$')
 MASKS = (
     (re.compile(r'\d{8}_\d{6}'), 'DATE'),
     (re.compile(r'-[0-9a-f]{8}\.pth'), '-SUM.pth'),
@@ -209,11 +209,8 @@ def _names(root: Path) -> dict[str, Path]:
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
         name = str(path.relative_to(root))
         if not NOT_COMPARED.search(name):
-            name = _masked(name)
-            # What was published before the resume and after it differs by the checksum alone.
-            while name in found:
-                name += '+'
-            found[name] = path
+            # Of what was published before and after a resume, by checksum, the newest counts.
+            found[_masked(name)] = path
     return dict(sorted(found.items()))
 
 

@@ -110,6 +110,12 @@ DOCUMENTED: tuple[Entry, ...] = (
         arms=('stock', 'imported', 'ours'), leg='^loops>',
     ),
     Entry(
+        r'log\.(missing|warning)', 'WARNING Dataset _?Sliced',
+        'the first samples of a data set are a class of another name',
+        arms=('loops',), when=lambda case: case['batches_per_epoch'] is not None,
+        example=dict(loop='epoch', samples=12, batches_per_epoch=3),
+    ),
+    Entry(
         r'.*', '',
         'ResumableInfiniteSampler draws each pass from (seed, pass), stock one after the other',
         arms=('loops',), when=second_pass, example=dict(passes=True, samples=12),
@@ -198,7 +204,7 @@ OPEN: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        'error|seen', '^batch type|^toys|BaseModel|^$', 'the default collate stacks inputs',
+        'error|seen', '', 'the default collate stacks inputs',
         arms=('loops',), issue='20.6', when=has('data', 'samples', 'lists'),
         example=dict(data='samples'),
     ),

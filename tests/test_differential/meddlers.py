@@ -95,7 +95,7 @@ def reads_history(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         history = runner.message_hub.get_scalar('train/loss')
         values, counts = history.data
         note('history', round(history.current(), 5), round(float(history.mean(3)), 5), len(values))
-        note('history', int(counts.sum()), round(float(history.min(2)), 5), list(scalars))
+        note('history', int(counts.sum()), round(float(history.min(2)), 5), sorted(scalars))
 
 
 def own_scalars(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
