@@ -17,7 +17,7 @@ from ..resume import MARKER
 from . import checkpoint_folder as folder
 from .checkpoint_saving import CheckpointSaving, SavingRunner
 from .policy_resume import fit_to_policy
-from .snapshot_fence import SnapshotFence, change_weights_after
+from .snapshot_fence import SnapshotFence, change_weights_after, may_read_files
 from .sparse_logger_hook import SparseLoggerHook
 from .stop_on_signal import StopOnSignal, counts_epochs, repeats_epochs
 from .weights_check import WeightsCheck
@@ -60,6 +60,9 @@ class AsyncCheckpointHook(CheckpointHook):
     Weights that are nan or infinite are never published where `SparseRuntimeInfoHook` judges them:
     such a save fails, and by default the run ends with the advice to resume from the files
     before it.
+
+    Hooks of users that come after this one, as with priority LOWEST, find each file in its place:
+    where there are such hooks the training waits for the writer, and a line of the log says so.
 
     Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
     itself, on their device: they may exchange them, but not change them in place.
@@ -111,6 +114,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
         self._saving: CheckpointSaving | None = None  # None where stock saves
+        self._waits = False  # for each save: hooks of users may read its file
         self._lock: FolderLock | None = None  # from `before_run` to `after_run` of a training
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
         self._stop = StopOnSignal(self._save_on_signal, self._abandon)
@@ -161,6 +165,13 @@ class AsyncCheckpointHook(CheckpointHook):
             runner.logger.info(
                 f'{", ".join(others)} may change weights right after they are saved: checkpoints '
                 'are copied before the training goes on.'
+            )
+        readers = may_read_files(self, runner)
+        self._waits = bool(readers)
+        if readers:
+            runner.logger.info(
+                f'{", ".join(readers)} may read a checkpoint right after it is saved: the training '
+                'waits until each file is durable.'
             )
         # Here in the main thread: it starts the writer process.
         self._saving = CheckpointSaving(
@@ -245,6 +256,7 @@ class AsyncCheckpointHook(CheckpointHook):
             )
             return
         super()._save_checkpoint(runner)
+        self._wait_for_readers()
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
         if self._saving is None:
@@ -284,6 +296,12 @@ class AsyncCheckpointHook(CheckpointHook):
             return
         with self._saving.together():
             super()._save_best_checkpoint(SavingRunner(runner, self._saving.collect), metrics)
+        self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        """Have the file in its place before hooks of users are called that may read it."""
+        if self._saving is not None and self._waits:
+            self._saving.await_save()
 
     def _save_on_signal(self, runner: Any, epoch: int, iteration: int, anew: bool = False) -> None:
         for hook in runner.hooks:

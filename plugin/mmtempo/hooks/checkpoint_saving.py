@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import os.path as osp
 import time
 import weakref
@@ -155,6 +156,8 @@ class CheckpointSaving:
             parameter = next(unwrapped(runner.model).parameters(), torch.empty(0))
             self._writer = DurableWriter(parameter.device, timeout, runner.logger.warning)
         self._open: _Batch | None = None
+        # A relative `out_dir` means the folder that was checked, also after `os.chdir`.
+        self._cwd = os.getcwd()
         self._running: list[_Batch] = []  # one at most
         self._failed: CheckpointError | None = None
         # Of a training that ended with an error nobody asks any more.
@@ -284,13 +287,15 @@ class CheckpointSaving:
     def _submit(self, batch: _Batch) -> None:
         assert self._writer is not None
         self._running.append(batch)
-        written = {path for path, _ in batch.files}
-        remove = [path for path in self._files.take() if path not in written]
+        files = [(osp.join(self._cwd, path), content) for path, content in batch.files]
+        written = {path for path, _ in files}
+        noted = [osp.join(self._cwd, path) for path in self._files.take()]
+        remove = [path for path in noted if path not in written]
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
             after, weights = _newest.get(self._runner), WeightsCheck.of(self._runner)
             check = None if weights is None else weights.of_copies(self._runner)
-            batch.save = self._writer.save(batch.files, batch.marker, remove, late, after, check)
+            batch.save = self._writer.save(files, batch.marker, remove, late, after, check)
             _newest[self._runner] = batch.save
         except (OSError, MemoryError, RuntimeError) as error:
             batch.error = error  # no memory for the copy: as bad as no room on the disk

@@ -112,10 +112,24 @@ def may_change_weights(hook: Hook, *stages: str) -> bool:
 
 
 def change_weights_after(saver: Hook, runner: Any) -> list[str]:
-    """Hooks that are called after `saver` where it saves, and may change weights there."""
-    behind = runner.hooks[runner.hooks.index(saver) + 1 :]
+    """Return the types of hooks that may change weights after `saver` at a stage of saves."""
     return [
         type(hook).__name__
-        for hook in behind
+        for hook in hooks_after(saver, runner)
         if isinstance(hook, (EMAHook, ParamSchedulerHook)) or may_change_weights(hook, *SAVING)
     ]
+
+
+def may_read_files(saver: Hook, runner: Any) -> list[str]:
+    """Return the types of hooks of users that are called after `saver` at a stage of saves."""
+    return [
+        type(hook).__name__
+        for hook in hooks_after(saver, runner)
+        if may_change_weights(hook, *SAVING)
+    ]
+
+
+def hooks_after(saver: Hook, runner: Any) -> list[Hook]:
+    """Return the hooks after `saver`; all where another hook or a script calls it."""
+    hooks: list[Hook] = runner.hooks
+    return hooks[hooks.index(saver) + 1 :] if saver in hooks else hooks
