@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import mmtempo
+from mmtempo.benchmarks.side_effects_run import native_threads
 from mmtempo.core.background import Background
 from mmtempo.core.threads import PREFIX, HelperThread
 
@@ -29,11 +29,6 @@ OPERATIONS: dict[str, Callable[[], Any]] = {
     'matmul': lambda: torch.mm(torch.ones(512, 512), torch.ones(512, 512)),
     'convolve': lambda: torch.conv2d(torch.ones(4, 16, 64, 64), torch.ones(16, 16, 3, 3)),
 }
-
-
-def native_threads() -> int:
-    """Those of the process that Python did not start, as OpenMP's."""
-    return len(os.listdir('/proc/self/task')) - threading.active_count()
 
 
 def seen_by_torch() -> dict[str, int]:
@@ -61,7 +56,7 @@ def test_only_the_helper_thread_has_one_torch_thread() -> None:
     assert found == {'helper': 1, 'a later thread': 2, 'main': 2}
 
 
-def native_threads_after(name: str) -> tuple[int, int]:
+def native_threads_after(name: str) -> tuple[int | None, int | None]:
     torch.set_num_threads(2)
     for operation in OPERATIONS.values():
         operation()  # the training's own team

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from mmtempo.benchmarks.side_effects_run import native_threads
 from mmtempo.core.threads import PREFIX, HelperThread
 
 from ..conftest import ROOT
@@ -41,13 +41,6 @@ class ListsThreads(Hook):
             self.seen.update(
                 after=native_threads(), threads=threads(), main=torch.get_num_threads()
             )
-
-
-def native_threads() -> int | None:
-    """Those that Python did not start, as OpenMP's."""
-    if sys.platform != 'linux':
-        return None
-    return len(os.listdir('/proc/self/task')) - threading.active_count()
 
 
 def threads() -> dict[str, Any]:
