@@ -71,5 +71,5 @@ class StepRescue:
         """Return the backward passes completed so far, of each of mmengine's wrappers."""
         wrapper = self._runner.optim_wrapper
         wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-        counts = [getattr(one, '_inner_count', None) for one in wrappers]
+        counts: list[Any] = [getattr(one, '_inner_count', None) for one in wrappers]
         return None if None in counts else counts  # a wrapper of another kind does not count
