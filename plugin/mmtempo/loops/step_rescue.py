@@ -71,6 +71,5 @@ class StepRescue:
         """Return the backward passes completed so far, of each of mmengine's wrappers."""
         wrapper = self._runner.optim_wrapper
         wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-        counts = [getattr(one, '_inner_count', None) for one in wrappers]
-        whole = [count for count in counts if count is not None]
-        return whole if len(whole) == len(counts) else None  # a wrapper of another kind: unknown
+        counts: list[Any] = [getattr(one, '_inner_count', None) for one in wrappers]
+        return None if None in counts else counts  # a wrapper of another kind does not count
