@@ -100,7 +100,7 @@ def test_hook_after_a_save_finds_its_file(tmp_path: Path, counts: str) -> None:
         found[hook] = uploads.found, uploads.missing
     assert found['AsyncCheckpointHook'] == found['CheckpointHook']
     assert not found['AsyncCheckpointHook'][1]
-    assert len(found['AsyncCheckpointHook'][0]) == (5 if counts == 'iterations' else 3)
+    assert len(found['AsyncCheckpointHook'][0]) == (6 if counts == 'iterations' else 3)
 
 
 def test_saves_do_not_wait_for_hooks_that_come_first(tmp_path: Path) -> None:
