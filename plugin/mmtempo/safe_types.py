@@ -75,7 +75,7 @@ class _Dtype(StandIn):
             or state[5:7] not in sizes
         ):
             raise ValueError(f'numpy dtype {code}: its state is not that of a plain type')
-        return found if order in _NATIVE else found.newbyteorder(order)
+        return found if order in _NATIVE else found.newbyteorder('S')
 
 
 class _Array(StandIn):
