@@ -16,6 +16,7 @@ from mmengine.utils import get_git_hash
 
 from ..core.model_state import state_of
 from ..core.snapshot import Late
+from .bounded_history import BoundedHistory
 
 # Their hooks leave these parts of a checkpoint as they are.
 LEAVE_LATE = ('mmengine.', 'mmseg.', 'mmtempo.hooks.sparse_')
@@ -61,10 +62,11 @@ def checkpoint_of(
     elif save_param_scheduler:
         checkpoint['param_schedulers'] = _states_of(runner.param_schedulers)
     runner.call_hook('before_save_checkpoint', checkpoint=checkpoint)
-    # Copies for this checkpoint alone; those of values on their way from the device wait for it.
+    # Copies for this checkpoint alone. Those that wait for values of the device do it late.
     hub = checkpoint.get('message_hub', {})
-    if 'log_scalars' in hub:
-        hub['log_scalars'] = _late(hub['log_scalars'], is_of_host=True)
+    copies = hub.get('log_scalars', {})
+    if (overlaps and copies) or any(isinstance(copy, BoundedHistory) for copy in copies.values()):
+        hub['log_scalars'] = _late(copies, is_of_host=True)
     if overlaps:
         _mark_late(checkpoint)
     return checkpoint
