@@ -50,7 +50,10 @@ def checkpoint_of(
     state, metadata = state_of(unwrapped(runner.model))
     if metadata is not None:
         state._metadata = _made(metadata, waits)
-    checkpoint = dict(meta=meta, state_dict=state, message_hub=runner.message_hub.state_dict())
+    hub = runner.message_hub.state_dict()
+    # The hub's own: a file that is saved together with this one may add keys before the copy.
+    hub['resumed_keys'] = hub['resumed_keys'].copy()
+    checkpoint = dict(meta=meta, state_dict=state, message_hub=hub)
     if save_optimizer:
         make = runner.optim_wrapper.state_dict
         checkpoint['optimizer'] = _made(make, waits and _changes_by_steps(runner))

@@ -117,10 +117,10 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         scalars = self._scalars
+        scalars.bound()  # first: histories that hooks have replaced get no earlier values
         for key, value in (outputs or {}).items():
             scalars.note(f'train/{key}', value)
         scalars.seal(runner.iter)
-        scalars.bound()
         if self._is_saved_now(runner):
             self._before_save(runner)
         assert self.weights is not None

@@ -80,10 +80,10 @@ class SparseScalars:
 
     def note(self, key: str, value: Any, count: int = 1) -> None:
         """Log a value of the current iteration; keys `watch/...` are looked at only."""
-        self._rows.note(key, value, count)
         has_history = self._known.get(key)
         if has_history is None or (has_history and key not in self._hub.log_scalars):
             self._feed(key)
+        self._rows.note(key, value, count)
 
     def note_later(self, keys: Iterable[str], source: Callable[[], dict[str, list]]) -> None:
         """Ask for values of the host's own when histories are to be read, not once an iteration.
@@ -105,7 +105,9 @@ class SparseScalars:
         for known in self._sources:
             source = known()
             for key, values in source().items() if source is not None else ():
-                self._extend(key, values, [1] * len(values))
+                if type(self._hub.log_scalars.get(key)) is not BoundedHistory:
+                    self._feed(key)
+                self._hub.log_scalars[key].extend(values, [1] * len(values))
 
     def seal(self, iteration: int) -> None:
         """End an iteration."""
@@ -177,20 +179,19 @@ class SparseScalars:
                 found[0].append(value)
                 found[1].append(count)
         for key, (numbers, counts) in arrived.items():
-            if self._known[key]:
-                self._extend(key, numbers, counts)
-
-    def _extend(self, key: str, values: list, counts: list[int]) -> None:
-        if type(self._hub.log_scalars.get(key)) is not BoundedHistory:
-            self._feed(key)  # somebody took it away, or put another one there
-        self._hub.log_scalars[key].extend(values, counts)
+            # Else a hook has taken the history away, or put another one there: they are not of that.
+            if self._known[key] and type(self._hub.log_scalars.get(key)) is BoundedHistory:
+                self._hub.log_scalars[key].extend(numbers, counts)
 
     def _feed(self, key: str) -> None:
         """Give a key its history, in the order that keys appear, as stock does."""
+        known = self._known.get(key)
         self._known[key] = not key.startswith('watch/')
         if not self._known[key]:
             return
         if key not in self._hub.log_scalars:
+            if known:
+                self.fetch()  # values until now belong to the history that a hook took away
             self._hub.update_scalar(key, 0.0)  # makes it a key that checkpoints keep
             self._hub.log_scalars[key] = BoundedHistory(self._length(key))
         self.bound()
@@ -219,6 +220,11 @@ class SparseScalars:
     def bound(self) -> None:
         """Replace histories that grow."""
         scalars = self._hub.log_scalars
-        for key, history in scalars.items():
-            if type(history) is not BoundedHistory:
-                scalars[key] = BoundedHistory(self._length(key), history)
+        growing = [key for key, one in scalars.items() if type(one) is not BoundedHistory]
+        if any(map(self._known.get, growing)):
+            self.fetch()  # values until now belong to the history that a hook has replaced
+        for key in growing:
+            if type(scalars[key]) is not BoundedHistory:
+                scalars[key] = BoundedHistory(self._length(key), scalars[key])
+                if self._known.get(key):
+                    self._feed(key)

@@ -150,6 +150,8 @@ class ThroughputMonitorHook(IterTimerHook):
         elif not self._is_known:
             self._is_known = True
             self._scalars.note_later([TIME], self._since)
+            self._gather()
+            self._set_eta(runner)  # with the first iteration, as `IterTimerHook`
         writers = [hook for hook in self._loggers if writes_line(hook, runner, batch_idx)]
         if writers:
             self._gather()
