@@ -214,8 +214,13 @@ def test_tool_ends_with_a_message_when_a_url_is_refused(
 
 @pytest.mark.parametrize('name', ['torchvision://nett', 'mmcls://nett', 'http://', 'https:///x'])
 def test_a_name_that_leads_nowhere(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+
     def missing() -> dict:
         raise ModuleNotFoundError('no', name='torchvision')
 

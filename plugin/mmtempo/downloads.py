@@ -47,7 +47,10 @@ def load_from_http(filename: str, map_location: Any = None) -> Any:
         map_location: As in `torch.load`. Defaults to None.
     """
     folder = osp.join(torch.hub.get_dir(), 'checkpoints')
-    path = osp.join(folder, osp.basename(urlparse(filename).path))
+    name = osp.basename(urlparse(filename).path)
+    if not name:
+        raise UnreadableCheckpointError(f'checkpoint {filename}: the URL names no file')
+    path = osp.join(folder, name)
     rank, world_size = get_dist_info()
     if rank == 0:
         _download(filename, path)
