@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ..conftest import ROOT
 from . import run_case as runs
 from .cases import HOOKS, ORDINARY, PLAIN, RARE, Case, case_of, completed, described, settled
 from .compare import compare
@@ -174,3 +175,9 @@ def test_sees_what_is_different(damage: object, kind: str, scratch: Path) -> Non
     damage(other, seen)
     (other / 'observed').write_bytes(pickle.dumps(seen))
     assert kind in {one.kind for one in compare(stock, other)}
+
+
+def test_page_of_differences_is_complete() -> None:
+    page = (ROOT / 'docs/en/different_from_stock.md').read_text(encoding='utf-8')
+    missing = [entry.reason for entry in DOCUMENTED if entry.reason not in page]
+    assert not missing

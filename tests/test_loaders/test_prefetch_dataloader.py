@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -396,6 +397,21 @@ def children_of_the_pool(loader: PrefetchDataLoader) -> set[int]:
     found = {one.pid for one in multiprocessing.active_children()}
     assert len(found) >= loader.num_workers
     return found
+
+
+def test_lock_of_a_killed_worker_holds_nothing_up() -> None:
+    """Torch's shutdown waits for it; a worker that is killed at the wrong moment keeps it."""
+    loader = build(num_workers=1)
+    expected = taken(build(), 4)
+    assert taken(loader, 2) == expected[:2]
+    assert loader._pool._iterator is not None
+    loader._pool._iterator()._workers_done_event._cond.acquire()
+    seeking = threading.Thread(target=loader.seek, args=(loader.place,), daemon=True)
+    seeking.start()
+    seeking.join(60)
+    assert not seeking.is_alive()
+    assert taken(loader, 2) == expected[2:]
+    loader.close()
 
 
 def test_a_seed_of_the_samplers_own_stays() -> None:

@@ -266,6 +266,7 @@ class CheckpointSaving:
         """Wait for the save on its way; where it fails, hook and hub name the files before it."""
         if self._writer is not None and self._open is None:
             with charged_to('checkpoint: wait for the writer'):
+                self._writer.fence()
                 self._writer.wait()
         for batch in self._running:
             if batch.is_done and batch.failure() is not None:

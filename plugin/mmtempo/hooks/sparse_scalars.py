@@ -179,7 +179,7 @@ class SparseScalars:
                 found[0].append(value)
                 found[1].append(count)
         for key, (numbers, counts) in arrived.items():
-            # Else a hook has taken the history away, or put another one there: they are not of that.
+            # Else a hook has taken the history away, or replaced it by another one.
             if self._known[key] and type(self._hub.log_scalars.get(key)) is BoundedHistory:
                 self._hub.log_scalars[key].extend(numbers, counts)
 

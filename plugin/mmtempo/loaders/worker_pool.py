@@ -6,6 +6,7 @@ import contextlib
 import queue
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
@@ -64,6 +65,7 @@ class WorkerPool:
         self._loader: DataLoader | None = None
         self._background: Background | None = None
         self._processes: list[Any] = []
+        self._iterator: weakref.ref[Any] | None = None  # torch's, which the thread holds
         self._early: tuple[queue.SimpleQueue, Background | Iterator[Any]] | None = None
 
     @property
@@ -110,6 +112,7 @@ class WorkerPool:
             # Among `active_children` one that has died already would be missing.
             self._processes = list(getattr(iterator, '_workers', ()))
             _leave_to_us(iterator)
+        self._iterator = weakref.ref(iterator)
         return iterator
 
     def start_early(self) -> None:
@@ -166,6 +169,9 @@ class WorkerPool:
         return self._loader
 
     def _kill(self) -> None:
+        iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None and self._processes:
+            _disown(iterator)
         # SIGTERM they ignore: it is the training that decides.
         for process in self._processes:
             with contextlib.suppress(ValueError):  # closed already
@@ -191,6 +197,21 @@ def _kept_sigchld() -> Iterator[None]:
         if before is not None and signal_handling._SIGCHLD_handler_set and not was_set:
             signal.signal(signal.SIGCHLD, before)
             signal_handling._SIGCHLD_handler_set = False
+
+
+def _disown(iterator: Any) -> None:
+    """Have torch's iterator leave its workers alone, which are about to be killed.
+
+    One that is killed may hold a lock, as that of `_workers_done_event`, for which torch's own
+    shutdown would wait for ever.
+    """
+    iterator._shutdown = True
+    pinning = getattr(iterator, '_pin_memory_thread_done_event', None)
+    if pinning is not None:
+        pinning.set()
+    for index_queue in iterator._index_queues:
+        index_queue.cancel_join_thread()
+        index_queue.close()
 
 
 def _leave_to_us(iterator: Any) -> None:
