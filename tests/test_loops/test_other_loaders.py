@@ -44,7 +44,7 @@ class Curriculum(ToyDataset):
 
 
 @HOOKS.register_module()
-class Seen(Hook):
+class NotesSamples(Hook):
     """Notes the samples of each iteration, and the epochs of the files."""
 
     def before_run(self, runner: Any) -> None:
@@ -115,7 +115,7 @@ def of_epochs(work: Path, arm: str, hooks: list, workers: int = 0, **loader: Any
     cfg.train_cfg.type, cfg.val_cfg.type = LOOPS[arm][:2]
     cfg.default_hooks.checkpoint.interval = 1
     cfg.train_dataloader.update(num_workers=workers, dataset=dict(type='Curriculum'), **loader)
-    cfg.custom_hooks = [*hooks, dict(type='Seen')]
+    cfg.custom_hooks = [*hooks, dict(type='NotesSamples')]
     return cfg
 
 
@@ -191,7 +191,7 @@ def test_iterator_that_a_hook_replaces(tmp_path: Path) -> None:
         cfg = config(tmp_path / arm, STOCK)
         cfg.train_cfg = dict(type=loops[2], max_iters=12)
         cfg.train_dataloader.dataset = dict(type='Curriculum')
-        cfg.custom_hooks = [dict(type='ReplacesTheLoader', epoch=0), dict(type='Seen')]
+        cfg.custom_hooks = [dict(type='ReplacesTheLoader', epoch=0), dict(type='NotesSamples')]
         runs[arm] = train(cfg)
     assert runs['ours'].seen == runs['stock'].seen
     assert runs['ours'].seen[0] == [5000, 5001]

@@ -71,12 +71,12 @@ class SparseLoggerHook(LoggerHook):
         self._remaining = RemainingTime()
         self._val_started, self._is_evaluating = 0.0, False
         self._line: tuple[_Moment, int] | None = None
+        self._guard: WriteGuard | None = None  # of the run
 
     def before_run(self, runner: Any) -> None:
         super().before_run(runner)
         LogFile.take_over(runner.logger)
-        # As an error: mmengine drops a warning that it has shown before.
-        self._guard = WriteGuard('scalars of the log', runner.logger.error)
+        self._guard = None
 
     def before_train(self, runner: Any) -> None:
         self._remaining = RemainingTime()
@@ -123,7 +123,8 @@ class SparseLoggerHook(LoggerHook):
         super().after_val_epoch(_View(runner, self._guarded(runner)), metrics)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        self._guard.write(lambda: super(SparseLoggerHook, self).after_test_epoch(runner, metrics))
+        write = super().after_test_epoch
+        self._guard_of(runner).write(lambda: write(runner, metrics))
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=not is_copied_now(runner))
@@ -176,7 +177,13 @@ class SparseLoggerHook(LoggerHook):
         return self._remaining.left(total - done, _evaluations_left(runner, done), saves)
 
     def _guarded(self, runner: Any, along: dict | None = None) -> GuardedScalars:
-        return GuardedScalars(runner, self._guard, self.json_log_path, along)
+        return GuardedScalars(runner, self._guard_of(runner), self.json_log_path, along)
+
+    def _guard_of(self, runner: Any) -> WriteGuard:
+        if self._guard is None:
+            # As an error: mmengine drops a warning that it has shown before.
+            self._guard = WriteGuard('scalars of the log', runner.logger.error)
+        return self._guard
 
     def _close_bar(self) -> None:
         if self._bar is not None:
