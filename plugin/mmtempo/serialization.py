@@ -29,6 +29,7 @@ from .safe_types import resolve, safe_globals
 
 UNSAFE = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
 # torch has an allow-list, and refuses what is not on it.
+OUT_OF_MEMORY = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 HAS_ALLOW_LIST = torch.__version__ >= TorchVersion('2.6')
 REFUSED = re.compile(r'GLOBAL (\S+)')
 COLOURS = re.compile(r'\x1b\[\d*m')
@@ -89,6 +90,8 @@ def load_safely(file: Any, name: str, map_location: Any, **kwargs: Any) -> Any:
             # Before torch 2.6 it is not the default.
             loaded = torch.load(file, map_location=map_location, weights_only=True, **kwargs)
         return resolve(loaded)
+    except (MemoryError, OSError, OUT_OF_MEMORY):
+        raise  # of the machine, not of the file
     except Exception as error:
         raise UnreadableCheckpointError(
             f'checkpoint {name} cannot be read safely: {_reason(file, error)}. If you trust the '

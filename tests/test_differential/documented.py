@@ -154,6 +154,11 @@ DOCUMENTED: tuple[Entry, ...] = (
         example=dict(accumulate=3), leg=RESUMED,
     ),
     Entry(
+        'seen', 'length', 'a loader with a batch_sampler knows its batch_size, stock says None',
+        arms=('loops',), when=lambda case: case['batch_sampler'] is not None,
+        example=dict(batch_sampler='plain', hooks=('reads_length',)),
+    ),
+    Entry(
         r'files\.(more|missing)', r'(^|/)out/', 'a relative out_dir stays the folder that it was '
         'at the start, whatever `os.chdir` does later',
         when=lambda case: has('hooks', 'changes_folder')(case) and case['out_dir'] is not None,

@@ -110,6 +110,22 @@ class ReplacesTheLoader(Hook):
             runner.train_loop.dataloader_iterator = _InfiniteDataloaderIterator(loader)
 
 
+@HOOKS.register_module()
+class SwapsForOneEpoch(Hook):
+    """Uses a stock loader in the second epoch, and the run's own before and after it."""
+
+    def before_train_epoch(self, runner: Any) -> None:
+        if runner.epoch == 1:
+            self.before = runner.train_loop.dataloader
+            runner.train_loop.dataloader = Runner.build_dataloader(
+                copy.deepcopy(runner.cfg.train_dataloader), seed=runner.seed
+            )
+            runner.train_loop.dataloader.sampler.set_epoch(1)
+        elif runner.epoch == 2:
+            runner.train_loop.dataloader = self.before
+            self.before.sampler.set_epoch(2)
+
+
 def of_epochs(work: Path, arm: str, hooks: list, workers: int = 0, **loader: Any) -> Config:
     cfg = with_evaluation(by_epoch(config(work, STOCK), epochs=3))
     cfg.train_cfg.type, cfg.val_cfg.type = LOOPS[arm][:2]
@@ -183,6 +199,29 @@ def test_loader_that_a_hook_replaces(tmp_path: Path, prefetches: bool, workers: 
     assert [batch[0] for batch in runs['ours'].seen[20:]] == 2 * list(range(5000, 5040, 2))
     assert result(runs['ours'])[1:] == result(runs['stock'])[1:]
     assert type(runs['ours'].train_dataloader) is not DataLoader or not prefetches
+
+
+def test_loader_that_a_hook_gives_back(tmp_path: Path) -> None:
+    runs = {
+        arm: train(of_epochs(tmp_path / arm, arm, [dict(type='SwapsForOneEpoch')])) for arm in LOOPS
+    }
+    assert runs['ours'].seen == runs['stock'].seen
+    assert runs['ours'].iter == 60
+
+
+@pytest.mark.parametrize('loop', [0, 2], ids=['epochs', 'iterations'])
+def test_loader_that_is_built_already(tmp_path: Path, loop: int) -> None:
+    cfg = of_epochs(tmp_path, 'ours', [])
+    if loop:
+        cfg.train_cfg = dict(type=LOOPS['ours'][loop], max_iters=50)
+        cfg.default_hooks.checkpoint.update(by_epoch=False, interval=50)
+    plain = train(cfg.copy())
+    runner = Runner.from_cfg(cfg)
+    loader = build_prefetch_dataloader(cfg.train_dataloader, seed=runner.seed)
+    runner._train_dataloader = loader
+    runner.train()
+    assert runner.iter == plain.iter == (50 if loop else 60)
+    assert runner.seen == plain.seen
 
 
 def test_iterator_that_a_hook_replaces(tmp_path: Path) -> None:

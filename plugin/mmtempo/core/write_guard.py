@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 
@@ -41,8 +42,7 @@ class WriteGuard:
                 file = f' {error.filename}' if error.filename else ''
                 self._say(
                     f'{self._subject}: cannot write{file} ({error.strerror or error}); the '
-                    'training continues, and tries again with the next line. Make room on the '
-                    'disk, or bring the folder back'
+                    f'training continues, and tries again with the next line{_remedy(error)}'
                 )
             return False
         if self._is_failing:
@@ -50,6 +50,14 @@ class WriteGuard:
             loss = f'; lines lost: {lost}' if lost else ''
             self._say(f'{self._subject}: written again{loss}')
         return True
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, getattr(errno, 'EDQUOT', None)):
+        return '. Make room on the disk'
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return '. Bring the folder back'
+    return ''  # as of a service on the network
 
 
 def append_whole(path: str, text: str) -> None:

@@ -26,14 +26,13 @@ class GuardedScalars:
         along: dict | None = None,
     ) -> None:
         self._visualizer, self._guard, self._along = runner.visualizer, guard, along or {}
-        folder = osp.join(runner.log_dir, 'vis_data')
-        self._files = [osp.join(folder, name) for name in (file_path, 'scalars.json') if name]
+        self._runner, self._names = runner, [name for name in (file_path, 'scalars.json') if name]
 
     def add_scalars(self, scalars: dict, *args: Any, **kwargs: Any) -> None:
         scalars = {**scalars, **self._along}
         if not self._guard.write(lambda: self._visualizer.add_scalars(scalars, *args, **kwargs)):
-            for path in self._files:  # stock tools read them line by line
-                drop_cut_line(path)
+            for name in self._names:  # stock tools read them line by line
+                drop_cut_line(osp.join(self._runner.log_dir, 'vis_data', name))
 
     def close(self) -> None:
         self._guard.write(self._visualizer.close, lines=0)

@@ -156,13 +156,14 @@ class PrefetchDataLoader(DataLoader):
     def __iter__(self) -> Any:
         """Iterate over an epoch from its start, whatever the position, which stays.
 
-        It is the epoch of the position; before the first `take` that of the sampler, as a script
-        has set it by `set_epoch`.
+        It is the epoch of the batch that was taken last; where none was, that of the sampler, as a
+        script has set it by `set_epoch`.
         """
-        epoch = 0
-        if self.endless:
-            is_new = self.place == Place(processes=self.processes)
-            epoch = getattr(self.sampler, 'epoch', 0) if is_new else self.place.epoch
+        epoch = self.place.epoch
+        if not self.endless or self.place == Place(processes=self.processes):
+            epoch = getattr(self.sampler, 'epoch', 0)
+        elif self.place.batches == 0 and self.deliveries:
+            epoch -= 1  # it has ended, and no batch of the next one was taken
         loader = self._stream_apart()
         loader.seek(Place(epoch, processes=self.processes), self.seed)
         try:
@@ -200,7 +201,10 @@ class PrefetchDataLoader(DataLoader):
         if not self._has_delivered:
             raise ValueError(f'{self.name}: the sampler gives no batches')
         self._drop()
-        return self._take()
+        try:
+            return self._take()
+        except StopIteration:
+            raise ValueError(f'{self.name}: the sampler gives no batches') from None
 
     def _take(self) -> Any:
         if self._pipeline is None:
@@ -291,10 +295,7 @@ class PrefetchDataLoader(DataLoader):
     def _stream_apart(self) -> PrefetchDataLoader:
         """Return a loader of the same batches with another position."""
         loader, self._apart = self._apart, None
-        sampler = copy.copy(self.sampler)
-        batch_sampler = copy.copy(self.batch_sampler)
-        if getattr(batch_sampler, 'sampler', None) is self.sampler:
-            batch_sampler.sampler = sampler
+        sampler, batch_sampler = _copied(self.sampler, self.batch_sampler, self.dataset)
         if loader is None:
             return PrefetchDataLoader(
                 self.dataset, sampler, batch_sampler, self.plan, self.seed, **self._options
@@ -314,6 +315,18 @@ class PrefetchDataLoader(DataLoader):
         pipeline, self._pipeline, self._batches = self._pipeline, None, iter(())
         if pipeline is not None:
             pipeline.close()
+
+
+def _copied(sampler: Any, batch_sampler: Any, dataset: Any) -> tuple[Any, Any]:
+    """Copy samplers with all that they keep, as lists and generators, but not the data."""
+    data = (dataset, *(getattr(sampler, name, None) for name in ('dataset', 'data_source')))
+    try:
+        return copy.deepcopy((sampler, batch_sampler), {id(one): one for one in data})
+    except Exception:  # of a user, with what cannot be copied
+        shallow, batches = copy.copy(sampler), copy.copy(batch_sampler)
+        if getattr(batches, 'sampler', None) is sampler:
+            batches.sampler = shallow
+        return shallow, batches
 
 
 class _Loader(DataLoader):

@@ -16,7 +16,7 @@ def is_due(loop: Any, done: int) -> bool:
         loop: Of the training.
         done: Iterations, or epochs where the loop counts these.
     """
-    if loop.runner.val_loop is None or not hasattr(loop, 'val_interval'):
+    if loop.runner.val_loop is None or not getattr(loop, 'val_interval', None):
         return False
     interval = loop.val_interval
     if hasattr(loop, 'dynamic_milestones'):  # as `_decide_current_val_interval` will set it

@@ -53,8 +53,9 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
         loader = build(runner, dataloader, 'train_dataloader', endless=True)
         super().__init__(runner, counted(loader, self.batches_per_iteration), **kwargs)
+        self._used: Any = None
         self._batches: TrainingBatches | None = None
-        self._adopt()
+        self._use(loader)
 
     @property
     def resumes_within_epoch(self) -> bool:
@@ -117,19 +118,21 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
 
     def _adopt(self) -> None:
         """Use the loader that `dataloader` holds now; a hook may have put another one there."""
-        found, used = uncounted(self.dataloader), self._batches
-        if used is not None and used.loader is found:
+        found = uncounted(self.dataloader)
+        if found is self._used:
             return
-        self._batches = None
-        if used is not None:
-            used.loader.close()
-            self.dataloader = counted(found, self.batches_per_iteration)
-            self.runner.logger.info(
-                f'train_dataloader: replaced by a {type(found).__name__} in epoch {self._epoch + 1}'
-            )
-        if isinstance(found, PrefetchDataLoader):
-            self._batches = TrainingBatches(self.runner, found, self.batches_per_iteration)
-            if used is not None:
-                found.endless = True
-                found.seek(Place(self._epoch, processes=found.processes))
-                prefetch_to_device(found, self.runner.model, training=True)
+        if isinstance(self._used, PrefetchDataLoader):
+            self._used.close()
+        self.runner.logger.info(
+            f'train_dataloader: replaced by a {type(found).__name__} in epoch {self._epoch + 1}'
+        )
+        self.dataloader = counted(found, self.batches_per_iteration)
+        self._use(found)
+        if self._batches is not None:
+            self._batches.resume(lambda: Place(self._epoch))
+            prefetch_to_device(found, self.runner.model, training=True)
+
+    def _use(self, loader: Any) -> None:
+        self._used, self._batches = loader, None
+        if isinstance(loader, PrefetchDataLoader):
+            self._batches = TrainingBatches(self.runner, loader, self.batches_per_iteration)

@@ -104,6 +104,7 @@ class TrainingBatches(Iterator):
 
     def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
         self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
+        loader.endless = True
         self._told = 0
         self._rescue = StepRescue(runner, infos=(PLACE,))
 
