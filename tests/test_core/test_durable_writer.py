@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -356,6 +357,76 @@ def test_no_progress_at_all_fails_the_save(tmp_path: Path, monkeypatch: pytest.M
     writer.close()
     assert done.error is None
     assert is_value(tmp_path / 'b', 2)
+
+
+class Waited(StallLimit):
+    """Reached at the second look without progress; without a clock."""
+
+    looks = 0
+
+    def is_reached(self, progress: object) -> bool:
+        self.looks = self.looks + 1 if progress == self._seen else 0
+        self._seen = progress
+        return self.looks == 2
+
+
+def test_save_that_was_given_up_changes_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had waited for a save of another writer; its owner has taken it back."""
+    other = durable_writer.Save(['other'])
+    old = tmp_path / 'old'
+    old.touch()
+    monkeypatch.setattr(durable_writer, 'StallLimit', Waited)
+    writer = DurableWriter(timeout=0.02, warn=lambda line: None)
+    done = save(
+        writer,
+        tmp_path / 'a',
+        marker=(str(tmp_path / 'marker'), 'a'),
+        remove=[str(old)],
+        after=other,
+    )
+    writer.wait()
+    assert isinstance(done.error, TimeoutError)
+    other.end()
+    assert writer._worker._idle.wait(LONG)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['old']
+    writer.close()
+
+
+def test_progress_of_the_save_that_is_waited_for_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = durable_writer.Save(['other'])
+    lines: list[str] = []
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        other.report(len(lines))
+        if len(lines) == 9:
+            other.end()
+
+    monkeypatch.setattr(durable_writer, 'StallLimit', Waited)
+    writer = DurableWriter(timeout=0.02, warn=progress)
+    done = save(writer, tmp_path / 'a', after=other)
+    while not lines or not done.is_done:
+        writer.wait()
+    writer.close()
+    assert done.error is None
+    assert is_value(tmp_path / 'a', 1)
+
+
+def test_save_that_was_given_up_is_not_taken_over(tmp_path: Path) -> None:
+    writer = DurableWriter(warn=lambda line: None)
+    stop_process(writer)
+    done = save(writer, tmp_path / 'a')
+    while writer._worker._asked is None:
+        time.sleep(0.001)
+    done.end(TimeoutError('no progress'))
+    os.kill(process_of(writer), signal.SIGKILL)
+    assert writer._worker._idle.wait(LONG)
+    assert list(tmp_path.iterdir()) == []
+    writer.close()
 
 
 def test_progress_is_reported(

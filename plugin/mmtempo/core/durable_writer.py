@@ -69,10 +69,21 @@ class Save:
     error: BaseException | None = None
     reports: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
+    _after: Save | None = None  # while it waits for that one
 
     @property
     def is_done(self) -> bool:
         return self._done.is_set()
+
+    @property
+    def progress(self) -> int:
+        """A figure that changes while there is progress, of this or of what it waits for."""
+        after = self._after
+        return self.reports + (0 if after is None else after.progress)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether it has ended, after at most these seconds; None waits without a limit."""
+        return self._done.wait(timeout)
 
     def report(self, size: int) -> None:
         """Note progress.
@@ -247,7 +258,7 @@ class _Worker:
 
     def wait(self, save: Save) -> None:
         """Until a save has ended, in whatever way."""
-        self._wait(save._done.wait, save)
+        self._wait(save.wait, save)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
@@ -290,7 +301,7 @@ class _Worker:
         while not has_ended(min(TELL_EVERY, limit.seconds / 2)):
             names = ', '.join(os.path.basename(path) for path in save.paths)
             at = f'{names}: {save.written / 1e6:.0f} MB written'
-            if not limit.is_reached(save.reports):
+            if not limit.is_reached(save.progress):
                 seconds = time.monotonic() - start
                 self._warn(f'checkpoint writer: waiting since {seconds:.0f} s for {at}.')
                 continue
@@ -351,7 +362,11 @@ class _Worker:
             remove=remove,
         )
         if after is not None:
-            after._done.wait()
+            save._after = after
+            after.wait()
+            save._after = None
+            if save.is_done:  # given up in the meantime: hook and hub name the older files
+                return
         start = time.perf_counter()
         answer = self._ask(job, save)
         save.seconds = time.perf_counter() - start
@@ -375,6 +390,8 @@ class _Worker:
                 self._asked = None
         if self._abandoned:
             raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
+        if save.is_done:
+            raise WriterDied(f'the writer process {self._why_none}, after the save was given up')
         save.fallback = self._why_none
         save.report(0)
         return writer_process.do(job, self._area.memory, save.report)
