@@ -26,6 +26,7 @@ import mmtempo
 from mmtempo.core import durable_writer, writer_client, writer_process
 from mmtempo.core.archive import check_archive
 from mmtempo.core.durable_writer import DurableWriter, WriterDied
+from mmtempo.core.save import Save
 from mmtempo.core.snapshot import Snapshot
 from mmtempo.core.stall_limit import StallLimit
 
@@ -54,7 +55,7 @@ def process_of(writer: DurableWriter) -> int:
     return process.pid
 
 
-def save(writer: DurableWriter, path: Path, value: int = 1, **options: Any) -> durable_writer.Save:
+def save(writer: DurableWriter, path: Path, value: int = 1, **options: Any) -> Save:
     """One that is on its way, and nothing of it is late."""
     return writer.save([(str(path), dict(value=torch.full((3,), value)))], **options)
 
@@ -374,7 +375,7 @@ def test_save_that_was_given_up_changes_nothing_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had waited for a save of another writer; its owner has taken it back."""
-    other = durable_writer.Save(['other'])
+    other = Save(['other'])
     old = tmp_path / 'old'
     old.touch()
     monkeypatch.setattr(durable_writer, 'StallLimit', Waited)
@@ -397,7 +398,7 @@ def test_save_that_was_given_up_changes_nothing_later(
 def test_progress_of_the_save_that_is_waited_for_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = durable_writer.Save(['other'])
+    other = Save(['other'])
     lines: list[str] = []
 
     def progress(line: str) -> None:
@@ -433,13 +434,13 @@ def test_progress_is_reported(
     writer: DurableWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    report = durable_writer.Save.report
+    report = Save.report
 
-    def noting(self: durable_writer.Save, size: int) -> None:
+    def noting(self: Save, size: int) -> None:
         sizes.append(size)
         report(self, size)
 
-    monkeypatch.setattr(durable_writer.Save, 'report', noting)
+    monkeypatch.setattr(Save, 'report', noting)
     large = torch.zeros(2 * writer_process.PART + 1000, dtype=torch.uint8)
     large[[0, writer_process.PART - 1, writer_process.PART, -1]] = 7
     done = writer.save([(str(tmp_path / 'a'), dict(value=large))])

@@ -13,7 +13,8 @@ from mmengine.fileio import LocalBackend
 from mmengine.logging import MessageHub
 
 from mmtempo import serialization
-from mmtempo.core.durable_writer import DurableWriter, Save
+from mmtempo.core.durable_writer import DurableWriter
+from mmtempo.core.save import Save
 from mmtempo.hooks.checkpoint_saving import (
     CheckpointSaving,
     DeferredRemovals,

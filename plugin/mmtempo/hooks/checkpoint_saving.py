@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from mmengine.dist import is_main_process
 
-from ..core.durable_writer import DurableWriter, Save
+from ..core.durable_writer import DurableWriter
 from ..core.finite_weights import NonFiniteWeights
+from ..core.save import Save
 from ..core.snapshot import TornError
 from ..core.timeline import charged_to
 from ..serialization import why_refused
