@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from mmtempo.bev.errors import BadSampleError
 from mmtempo.hooks.checkpoint_saving import CheckpointError
 from mmtempo.loaders import LoaderError
 from mmtempo.tool_run import LaunchError, run_tool
+
+from .test_hooks import forks
+from .test_hooks.two_ranks import both, free_port
 
 
 def test_a_mistake_seen_while_running(capsys: pytest.CaptureFixture) -> None:
@@ -56,3 +61,29 @@ def test_other_exits_stay_as_they_are() -> None:
 
     with pytest.raises(SystemExit, match='5'):
         run_tool('train.py', Config, run)
+
+
+def end_one_rank(rank: int, port: int) -> None:
+    """Fail in the first process after the last exchange with the second one."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port)
+    )
+
+    def run(_: Any) -> None:
+        torch.distributed.init_process_group('gloo')
+        torch.distributed.barrier()
+        if rank == 0:
+            raise CheckpointError('saving iter_9.pth failed')
+
+    sys.exit(run_tool('train.py', lambda: Config(dict(work_dir='none')), run))
+
+
+def test_failure_of_the_last_save_is_a_message_in_all_processes(tmp_path: Path) -> None:
+    port = free_port()
+    logs = [tmp_path / f'rank{rank}.log' for rank in (0, 1)]
+    children = [
+        forks.start(end_one_rank, log, rank=rank, port=port) for rank, log in enumerate(logs)
+    ]
+    texts = both(children, 1)
+    assert 'train.py (rank 0): error: saving iter_9.pth failed' in texts[0]
+    assert 'Traceback' not in texts[0] + texts[1]

@@ -59,12 +59,12 @@ def run_tool(name: str, prepare: Callable[[], Any], run: Callable[[Any], None]) 
                 raise
             finally:
                 close_bars()  # a last word goes below the log, not above a bar
+            if torch.distributed.is_initialized():
+                # No process leaves before all are done: gloo aborts one that still talks.
+                torch.distributed.barrier()
     except BaseException as error:
         with _terminations_ignored():
             return _leave(_end(name, prepared, error))
-    if torch.distributed.is_initialized():
-        # All processes are done before the first one leaves: gloo aborts one that still talks.
-        torch.distributed.barrier()
     return _leave(0)
 
 

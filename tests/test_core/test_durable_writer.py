@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ import mmtempo
 from mmtempo.core import durable_writer, writer_client, writer_process
 from mmtempo.core.archive import check_archive
 from mmtempo.core.durable_writer import DurableWriter, WriterDied
+from mmtempo.core.save import Save
 from mmtempo.core.snapshot import Snapshot
 from mmtempo.core.stall_limit import StallLimit
 
@@ -53,7 +55,7 @@ def process_of(writer: DurableWriter) -> int:
     return process.pid
 
 
-def save(writer: DurableWriter, path: Path, value: int = 1, **options: Any) -> durable_writer.Save:
+def save(writer: DurableWriter, path: Path, value: int = 1, **options: Any) -> Save:
     """One that is on its way, and nothing of it is late."""
     return writer.save([(str(path), dict(value=torch.full((3,), value)))], **options)
 
@@ -358,17 +360,87 @@ def test_no_progress_at_all_fails_the_save(tmp_path: Path, monkeypatch: pytest.M
     assert is_value(tmp_path / 'b', 2)
 
 
+class Waited(StallLimit):
+    """Reached at the second look without progress; without a clock."""
+
+    looks = 0
+
+    def is_reached(self, progress: object) -> bool:
+        self.looks = self.looks + 1 if progress == self._seen else 0
+        self._seen = progress
+        return self.looks == 2
+
+
+def test_save_that_was_given_up_changes_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had waited for a save of another writer; its owner has taken it back."""
+    other = Save(['other'])
+    old = tmp_path / 'old'
+    old.touch()
+    monkeypatch.setattr(durable_writer, 'StallLimit', Waited)
+    writer = DurableWriter(timeout=0.02, warn=lambda line: None)
+    done = save(
+        writer,
+        tmp_path / 'a',
+        marker=(str(tmp_path / 'marker'), 'a'),
+        remove=[str(old)],
+        after=other,
+    )
+    writer.wait()
+    assert isinstance(done.error, TimeoutError)
+    other.end()
+    assert writer._worker._idle.wait(LONG)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['old']
+    writer.close()
+
+
+def test_progress_of_the_save_that_is_waited_for_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Save(['other'])
+    lines: list[str] = []
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        other.report(len(lines))
+        if len(lines) == 9:
+            other.end()
+
+    monkeypatch.setattr(durable_writer, 'StallLimit', Waited)
+    writer = DurableWriter(timeout=0.02, warn=progress)
+    done = save(writer, tmp_path / 'a', after=other)
+    while not lines or not done.is_done:
+        writer.wait()
+    writer.close()
+    assert done.error is None
+    assert is_value(tmp_path / 'a', 1)
+
+
+def test_save_that_was_given_up_is_not_taken_over(tmp_path: Path) -> None:
+    writer = DurableWriter(warn=lambda line: None)
+    stop_process(writer)
+    done = save(writer, tmp_path / 'a')
+    while writer._worker._asked is None:
+        time.sleep(0.001)
+    done.end(TimeoutError('no progress'))
+    os.kill(process_of(writer), signal.SIGKILL)
+    assert writer._worker._idle.wait(LONG)
+    assert list(tmp_path.iterdir()) == []
+    writer.close()
+
+
 def test_progress_is_reported(
     writer: DurableWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    report = durable_writer.Save.report
+    report = Save.report
 
-    def noting(self: durable_writer.Save, size: int) -> None:
+    def noting(self: Save, size: int) -> None:
         sizes.append(size)
         report(self, size)
 
-    monkeypatch.setattr(durable_writer.Save, 'report', noting)
+    monkeypatch.setattr(Save, 'report', noting)
     large = torch.zeros(2 * writer_process.PART + 1000, dtype=torch.uint8)
     large[[0, writer_process.PART - 1, writer_process.PART, -1]] = 7
     done = writer.save([(str(tmp_path / 'a'), dict(value=large))])

@@ -132,6 +132,18 @@ def test_restore(noting: Noting) -> None:
     assert handlers() == before
 
 
+@pytest.mark.parametrize('order', [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_restore_of_several_in_any_order(order: tuple, noting: Noting) -> None:
+    """The last one to end must not put back the handler of one that has ended."""
+    before = handlers()
+    several = [Noting().interrupts for _ in range(3)]
+    for one in several:
+        one.install()
+    for index in order:
+        several[index].restore()
+    assert handlers() == before
+
+
 def test_restore_leaves_what_others_have_installed_since(noting: Noting) -> None:
     def own(*args: Any) -> None:
         pass

@@ -149,6 +149,39 @@ def test_folders_are_those_of_stock(out_dir: Any, expected: str, tmp_path: Path)
     assert (Path(expected.format(**places)) / 'iter_3.pth').is_file()
 
 
+@pytest.mark.parametrize('template', ['latest.pth', '{}/model.pth', 'sub/latest.pth'])
+def test_names_without_a_number_are_not_read(template: str, tmp_path: Path) -> None:
+    """As stock allows them: one file that each save replaces, or a folder for each."""
+    options = {'default_hooks.checkpoint.filename_tmpl': template}
+    runner = built(tmp_path / 'work', **options)
+    hook = hook_of(runner)
+    hook.out_dir = str(tmp_path / 'out')
+    hook.save_best = []
+    folder.prepare(runner, hook)
+    assert folder._steps(hook) == {}
+
+
+@pytest.mark.parametrize(
+    ('template', 'names'),
+    [
+        ('latest.pth', ['latest.pth']),
+        ('{}/model.pth', ['3/model.pth', '6/model.pth']),
+        ('at/{}.pth', ['at/3.pth', 'at/6.pth']),
+    ],
+)
+def test_files_are_named_as_by_stock(template: str, names: list, tmp_path: Path) -> None:
+    """One file that each save replaces, or folders below that of the checkpoints."""
+    for kind in ('CheckpointHook', 'AsyncCheckpointHook'):
+        work = tmp_path / kind / 'work'
+        options = dict(type=kind, filename_tmpl=template, max_keep_ckpts=-1, save_best=None)
+        options = {f'default_hooks.checkpoint.{key}': value for key, value in options.items()}
+        saving.train(str(work), **{'train_cfg.max_iters': 6}, **options)
+        found = sorted(path.relative_to(work).as_posix() for path in work.rglob('*.pth'))
+        assert found == names, kind
+        assert saving.state(saving.marked(work))['meta']['iter'] == 6
+        assert not (work / '{}').exists()
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / 'out').write_text('no folder')
     cfg = saving.saving(

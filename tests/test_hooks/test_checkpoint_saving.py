@@ -13,11 +13,13 @@ from mmengine.fileio import LocalBackend
 from mmengine.logging import MessageHub
 
 from mmtempo import serialization
-from mmtempo.core.durable_writer import DurableWriter, Save
+from mmtempo.core.durable_writer import DurableWriter
+from mmtempo.core.save import Save
 from mmtempo.hooks.checkpoint_saving import (
     CheckpointSaving,
     DeferredRemovals,
     SavingRunner,
+    _Books,
     describe,
 )
 
@@ -130,6 +132,32 @@ def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> No
     assert dict(hub.runtime_info) == dict(best_score=0.5)
     one.close()
     assert isinstance(one._hook.file_backend, LocalBackend)
+
+
+@pytest.mark.parametrize('order', [(0,), (1,), (0, 1), (1, 0)])
+def test_books_of_two_hooks(order: tuple[int, ...]) -> None:
+    """A save that fails takes back what it has set, and nothing that the other hook has set."""
+    one, hub = saving()
+    hub.update_info('last_ckpt', 'old')
+    books = [_Books(one._hook, hub), None]
+    hub.update_info('last_ckpt', 'first')
+    hub.update_info('best_ckpt', 'best of first')
+    books[0].seal()
+    books[1] = _Books(one._hook, hub)
+    hub.update_info('last_ckpt', 'second')
+    hub.update_info('best_score', 0.9)
+    books[1].seal()
+    for failed in order:
+        for _ in range(2):
+            books[failed].put_back()
+    last, score = ('first', 0.5) if order == (1,) else ('second', 0.9)
+    if len(order) == 2:
+        last, score = 'old', 0.5
+    expected = dict(last_ckpt=last, best_score=score)
+    if 0 not in order:
+        expected['best_ckpt'] = 'best of first'
+    assert dict(hub.runtime_info) == expected
+    one.close()
 
 
 def test_nothing_to_write_is_no_save(calls: list) -> None:

@@ -92,9 +92,24 @@ def test_a_signal_ends_it_with_a_checkpoint(number: int, tmp_path: Path) -> None
     assert child.wait() in (130, 128 + number), child.text
     found, named = left(tmp_path)
     at = max(int(re.findall(r'(\d+)\.pth', name)[0]) for name in found)
-    assert named.endswith(f'iter_{at}.pth')
+    assert named == f'work/iter_{at}.pth'  # the first of the hooks has saved
     assert temporaries(tmp_path) == []
     assert not list(tmp_path.rglob(NAME))
+
+
+def handlers() -> list:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def train_and_look(work: str, **options: Any) -> None:
+    before = handlers()
+    train(work, **options)
+    assert handlers() == before
+
+
+def test_signals_end_the_process_after_the_training(tmp_path: Path) -> None:
+    options = hooks(KINDS[1], tmp_path, out_dir='out') | {'train_cfg.max_iters': 4}
+    forks.run(train_and_look, tmp_path / 'log', work=str(tmp_path / 'work'), **options)
 
 
 def test_retention_is_not_settled_by_the_list_of_the_other(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_old_values_are_saved(change: Callable, options: dict, tmp_path: Path, l
         ('after_val_epoch', False, 'LOWEST'),
     ],
 )
-def test_hooks_of_others_may_change_weights(
+def test_hooks_of_users_may_change_weights(
     stage: str, by_epoch: bool, priority: str, tmp_path: Path, late: list
 ) -> None:
     def change(cfg: Config) -> None:

@@ -334,6 +334,38 @@ def test_running_totals_are_those_of_the_save(tmp_path: Path, slow_device: SlowD
     assert hub['runtime_info']['mmtempo_totals']['train/loss'][0] == 9
 
 
+def test_hook_of_a_user_may_write_what_it_is_shown(tmp_path: Path) -> None:
+    class Writes(Hook):
+        def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+            torch.save(checkpoint, tmp_path / 'seen.pth')
+
+    cfg = saving(tmp_path, 9, interval=9)
+    cfg.default_hooks.runtime_info.history_length = 3
+    cfg.log_processor.window_size = 3
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Writes(), 'LOWEST')
+    runner.train()
+    for name in ('seen.pth', 'iter_9.pth'):
+        totals = load(tmp_path / name)['message_hub']['runtime_info']['mmtempo_totals']
+        assert totals['train/loss'][0] == 9, name
+
+
+def test_hook_of_a_user_may_drop_the_weights(tmp_path: Path) -> None:
+    class Drops(Hook):
+        def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+            del checkpoint['state_dict']
+
+    runner = Runner.from_cfg(saving(tmp_path, 4))
+    runner.register_hook(Drops())
+    runner.train()
+    assert 'state_dict' not in load(tmp_path / 'iter_4.pth')
+
+
+def test_evaluation_by_hand_after_a_training_that_has_failed(tmp_path: Path) -> None:
+    runner = stopped(with_evaluation(saving(tmp_path)), {6: spoil}, 'spare')
+    assert runner.val() == dict(seen=40)
+
+
 def test_verdict_comes_before_the_scores(tmp_path: Path, slow_device: SlowDevice) -> None:
     cfg = with_evaluation(saving(tmp_path, interval=4, save_best='seen', rule='greater'))
     cfg.train_cfg.val_interval = 6

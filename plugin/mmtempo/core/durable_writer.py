@@ -11,7 +11,6 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from . import writer_process
 from .archive import names_in, records_of
 from .disk_space import remove_leftovers
+from .save import Save
 from .snapshot import Snapshot
 from .staging import StagingArea
 from .stall_limit import StallLimit
@@ -35,58 +35,6 @@ SLOWEST = 1e7
 
 class WriterDied(RuntimeError):
     """The writer process was ended during a save that is not wanted any more."""
-
-
-@dataclass
-class Save:
-    """What became of one save: files, marker and removals together.
-
-    Attributes:
-        paths: The files, in the order they are written.
-        taken: Seconds that the training spent on starting it, as its owner has found.
-        fenced: Seconds that the training waited until its state was copied.
-        staged: Seconds until its state was copied.
-        written: Bytes of the files; while they are written, of the current one so far.
-        seconds: What writing and syncing took.
-        restarts: How many times the writer process was started again before this save.
-        fallback: Why the training process took over this save; None if the writer did it.
-        kept: Old files that could not be removed, and why.
-        names: What types and functions the files name; of the first save only.
-        error: Why it failed; None where it did not.
-        reports: How many times there was progress.
-    """
-
-    paths: list[str]
-    taken: float = 0.0
-    fenced: float = 0.0
-    staged: float = 0.0
-    written: int = 0
-    seconds: float = 0.0
-    restarts: int = 0
-    fallback: str | None = None
-    kept: list[tuple[str, str]] = field(default_factory=list)
-    names: frozenset[str] = frozenset()
-    error: BaseException | None = None
-    reports: int = 0
-    _done: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def report(self, size: int) -> None:
-        """Note progress.
-
-        Args:
-            size: Bytes of the current file that are written.
-        """
-        self.reports, self.written = self.reports + 1, size
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Note how it ended; the first end counts."""
-        if not self.is_done:
-            self.error = error
-            self._done.set()
 
 
 class DurableWriter:
@@ -247,7 +195,7 @@ class _Worker:
 
     def wait(self, save: Save) -> None:
         """Until a save has ended, in whatever way."""
-        self._wait(save._done.wait, save)
+        self._wait(save.wait, save)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
@@ -290,7 +238,7 @@ class _Worker:
         while not has_ended(min(TELL_EVERY, limit.seconds / 2)):
             names = ', '.join(os.path.basename(path) for path in save.paths)
             at = f'{names}: {save.written / 1e6:.0f} MB written'
-            if not limit.is_reached(save.reports):
+            if not limit.is_reached(save.progress):
                 seconds = time.monotonic() - start
                 self._warn(f'checkpoint writer: waiting since {seconds:.0f} s for {at}.')
                 continue
@@ -351,7 +299,11 @@ class _Worker:
             remove=remove,
         )
         if after is not None:
-            after._done.wait()
+            save._after = after
+            after.wait()
+            save._after = None
+            if save.is_done:  # given up in the meantime: hook and hub name the older files
+                return
         start = time.perf_counter()
         answer = self._ask(job, save)
         save.seconds = time.perf_counter() - start
@@ -375,6 +327,8 @@ class _Worker:
                 self._asked = None
         if self._abandoned:
             raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
+        if save.is_done:
+            raise WriterDied(f'the writer process {self._why_none}, after the save was given up')
         save.fallback = self._why_none
         save.report(0)
         return writer_process.do(job, self._area.memory, save.report)

@@ -37,6 +37,7 @@ class Interrupts:
         self._same, self._clock, self._at = same, clock, 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._owner = os.getpid()
+        self._has_ended = False
         self.requested: signal.Signals | None = None
 
     def install(self) -> None:
@@ -49,10 +50,10 @@ class Interrupts:
 
     def restore(self) -> None:
         """Handle signals as before."""
-        while self._before:
-            number, handler = self._before.popitem()
+        self._has_ended = True
+        for number, handler in self._before.items():
             if signal.getsignal(number) == self._handle:
-                signal.signal(number, handler)
+                signal.signal(number, _still_valid(number, handler))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
@@ -71,6 +72,15 @@ class Interrupts:
             self.restore()
             self._on_second()
             raise KeyboardInterrupt
+
+
+def _still_valid(number: signal.Signals, handler: Any) -> Any:
+    """Return the handler, or the earlier one where it is that of an `Interrupts` that has ended."""
+    owner = getattr(handler, '__self__', None)
+    while isinstance(owner, Interrupts) and owner._has_ended:
+        handler = owner._before[number]
+        owner = getattr(handler, '__self__', None)
+    return handler
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

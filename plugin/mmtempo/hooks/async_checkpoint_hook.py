@@ -55,7 +55,7 @@ class AsyncCheckpointHook(CheckpointHook):
     A training locks its work dir, and `out_dir`: a second one there ends with an error that names
     the first. tools/train.py locks before anything is written; a Runner built by hand has by then
     written its log and config. Several of these hooks in one training share lock and marker; the
-    marker names the newest file of any.
+    marker names the newest file of any. On a signal the first of them saves.
 
     Weights that are nan or infinite are never published where `SparseRuntimeInfoHook` judges them:
     such a save fails, and by default the run ends with the advice to resume from the files
@@ -178,7 +178,7 @@ class AsyncCheckpointHook(CheckpointHook):
             self, runner, self._fence.put_up, not others, self.writer_timeout
         )
         self._fence.watch(runner)
-        if self.save_on_signal:
+        if self._is_first_for_signals(runner):
             self._stop.begin(runner)
         if is_owed(runner) and not getattr(runner.train_loop, 'repeats_evaluations', False):
             runner.logger.warning(
@@ -237,6 +237,12 @@ class AsyncCheckpointHook(CheckpointHook):
         """
         if self._saving is not None and runner.iter:
             self._save_on_stop(runner, runner.epoch, runner.iter)
+
+    def _is_first_for_signals(self, runner: Any) -> bool:
+        """Whether it saves on a signal, and none of these hooks that comes earlier does."""
+        hooks = [hook for hook in runner.hooks if isinstance(hook, AsyncCheckpointHook)]
+        able = [hook for hook in hooks if hook.save_on_signal and hook.saves_copies]
+        return self.save_on_signal and (self not in able or able[0] is self)
 
     def _before_change(self) -> bool:
         return self._saving is not None and self._saving.fence()

@@ -34,7 +34,7 @@ def checkpoint_of(
 
     Where it `overlaps` with the training, a snapshot makes late what nothing changes early.
     """
-    waits = overlaps and _leave_late(runner)
+    waits = overlaps and leaves_late(runner)
     meta = {} if meta is None else meta
     meta.setdefault('epoch', runner.epoch + by_epoch)
     meta.setdefault('iter', runner.iter + (not by_epoch))
@@ -85,8 +85,8 @@ def _states_of(schedulers: Any) -> Any:
     return [one.state_dict() for one in schedulers]
 
 
-def _leave_late(runner: Any) -> bool:
-    """Whether nobody looks at what is not there yet."""
+def leaves_late(runner: Any) -> bool:
+    """Whether no hook of a user may look at parts of a checkpoint that are not made yet."""
     hooks = [hook.before_save_checkpoint for hook in runner.hooks]
     return all(getattr(hook, '__module__', '').startswith(LEAVE_LATE) for hook in hooks)
 
@@ -142,7 +142,7 @@ def _mark_late(checkpoint: dict) -> None:
 
     And only those who have made it know of `_metadata`.
     """
-    of_model = getattr(checkpoint['state_dict'], '__dict__', {})
+    of_model = getattr(checkpoint.get('state_dict'), '__dict__', {})
     for values, key in (
         (of_model, '_metadata'),
         (checkpoint, 'optimizer'),

@@ -129,7 +129,9 @@ def _own(path: str, folder: str) -> str:
 def prepare(runner: Any, hook: Any) -> None:
     """Make the folder, clear what a crash has left, and say whether there is room."""
     # Once, and not at each save: a mount that vanishes must not become a folder.
-    of_names = osp.dirname(osp.join(hook.out_dir, hook.filename_tmpl))
+    # A folder that is named by a number is made at its save.
+    fixed = hook.filename_tmpl.partition('{')[0]
+    of_names = osp.dirname(osp.join(hook.out_dir, fixed))
     os.makedirs(of_names, exist_ok=True)
     for folder in {of_names, hook.out_dir, runner.work_dir}:
         removed = remove_leftovers(folder)
@@ -188,7 +190,10 @@ def _remove_replaced(runner: Any, hook: Any, there: dict[int, str]) -> None:
 def _steps(hook: Any) -> dict[int, str]:
     """Return the files that are named as the hook names its own, by their number."""
     folder, template = osp.split(osp.join(hook.out_dir, hook.filename_tmpl))
-    begin, end = (re.escape(part) for part in re.split(r'\{[^}]*\}', template, maxsplit=1))
+    parts = re.split(r'\{[^}]*\}', template, maxsplit=1)
+    if len(parts) == 1:  # one name, or a folder for each number
+        return {}
+    begin, end = map(re.escape, parts)
     found = {}
     for name in os.listdir(folder):
         match = re.fullmatch(rf'{begin}(\d+){end}', name)

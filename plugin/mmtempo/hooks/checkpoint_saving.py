@@ -8,14 +8,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from mmengine.dist import is_main_process
 
-from ..core.durable_writer import DurableWriter, Save
+from ..core.durable_writer import DurableWriter
 from ..core.finite_weights import NonFiniteWeights
+from ..core.save import Save
 from ..core.snapshot import TornError
 from ..core.timeline import charged_to
 from ..serialization import why_refused
@@ -25,6 +26,9 @@ from .weights_check import WeightsCheck
 # Of each runner, whichever hook began it. Several hooks share a marker, which has to name the
 # newest of their files, so each save changes the disk after the earlier ones.
 _newest: weakref.WeakKeyDictionary[Any, Save] = weakref.WeakKeyDictionary()
+
+
+_NONE = object()  # in the place of a value that is not there
 
 
 class CheckpointError(RuntimeError):
@@ -73,12 +77,19 @@ class SavingRunner:
 
 
 class _Books:
-    """What hook and hub know about the files that are there, to be put back if a save fails."""
+    """What hook and hub know about the files that are there, to be put back if a save fails.
+
+    Other hooks may set the same keys of the hub meanwhile; their values stay.
+    """
+
+    _all: weakref.WeakSet[_Books] = weakref.WeakSet()
 
     def __init__(self, hook: Any, hub: Any) -> None:
         self._hook, self._hub = weakref.ref(hook), hub  # it may outlive a training that failed
         self._attributes = {name: _copied(value) for name, value in self._attributes_of(hook)}
-        self._infos = {key: hub.runtime_info[key] for key in self._keys_of(hub)}
+        self._infos = self._infos_of(hub)
+        self._set: dict[str, Any] | None = None
+        self._all.add(self)
 
     @staticmethod
     def _attributes_of(hook: Any) -> Iterator[tuple[str, Any]]:
@@ -87,16 +98,31 @@ class _Books:
                 yield name, getattr(hook, name)
 
     @staticmethod
-    def _keys_of(hub: Any) -> list[str]:
+    def _infos_of(hub: Any) -> dict[str, Any]:
         own = ('keep_ckpt_ids', 'last_ckpt', 'best_score', 'best_ckpt')
-        return [key for key in hub.runtime_info if key.startswith(own)]
+        return {key: value for key, value in hub.runtime_info.items() if key.startswith(own)}
+
+    def seal(self) -> None:
+        """Note what the save has set; what is set later is another hook's."""
+        now = self._infos_of(self._hub)
+        self._set = {key: now[key] for key in now if now[key] is not self._infos.get(key, _NONE)}
 
     def put_back(self) -> None:
         for name, value in self._attributes.items():
             setattr(self._hook(), name, value)
-        for key in self._keys_of(self._hub):
-            self._hub.runtime_info.pop(key)
-        self._hub.runtime_info.update(self._infos)
+        if self._set is None:
+            self.seal()
+        assert self._set is not None
+        # Also where another save may put them back, which began when they were set.
+        holders = [one._infos for one in self._all if one._hub is self._hub]
+        for infos in [self._hub.runtime_info, *holders]:
+            for key, value in self._set.items():
+                if infos.get(key, _NONE) is not value:
+                    continue
+                if key in self._infos:
+                    infos[key] = self._infos[key]
+                else:
+                    del infos[key]
 
 
 def _copied(value: Any) -> Any:
@@ -201,6 +227,7 @@ class CheckpointSaving:
         try:
             with charged_to('checkpoint: staging'):
                 yield batch
+                batch.books.seal()
                 if batch.files:
                     self._submit(batch)
             if batch.save is not None:
@@ -219,6 +246,10 @@ class CheckpointSaving:
         for stock_only in ('file_client_args', 'backend_args'):
             options.pop(stock_only, None)
         path = self._files.join_path(out_dir, filename)
+        folder = osp.join(self._cwd, out_dir)
+        if osp.isdir(folder):  # a mount that vanishes must not become a folder
+            with suppress(OSError):  # the writer reports it
+                os.makedirs(osp.join(folder, osp.dirname(filename)), exist_ok=True)
         content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
         self._open.files.append((path, content))
 

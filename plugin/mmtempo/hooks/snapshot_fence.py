@@ -47,7 +47,7 @@ class SnapshotFence(Hook):
     def watch(self, runner: Any) -> None:
         """From now on, nobody changes parameters unseen while it is up."""
         self.unwatch()
-        early = [hook for hook in runner.hooks if may_change_weights(hook, 'before_train_iter')]
+        early = [hook for hook in runner.hooks if has_user_code(hook, 'before_train_iter')]
         self._is_early = bool(early)
         for hook in early:
             runner.logger.info(
@@ -105,8 +105,8 @@ class SnapshotFence(Hook):
     before_val = after_val = before_val_epoch = before_test_epoch = after_train = _pass
 
 
-def may_change_weights(hook: Hook, *stages: str) -> bool:
-    """Whether a hook does something at one of these stages that nobody knows."""
+def has_user_code(hook: Hook, *stages: str) -> bool:
+    """Whether a hook has code of a user at one of these stages."""
     own = (getattr(type(hook), stage) for stage in stages)
     return any(not stage.__module__.startswith(KNOWN) for stage in own)
 
@@ -116,16 +116,14 @@ def change_weights_after(saver: Hook, runner: Any) -> list[str]:
     return [
         type(hook).__name__
         for hook in hooks_after(saver, runner)
-        if isinstance(hook, (EMAHook, ParamSchedulerHook)) or may_change_weights(hook, *SAVING)
+        if isinstance(hook, (EMAHook, ParamSchedulerHook)) or has_user_code(hook, *SAVING)
     ]
 
 
 def may_read_files(saver: Hook, runner: Any) -> list[str]:
     """Return the types of hooks of users that are called after `saver` at a stage of saves."""
     return [
-        type(hook).__name__
-        for hook in hooks_after(saver, runner)
-        if may_change_weights(hook, *SAVING)
+        type(hook).__name__ for hook in hooks_after(saver, runner) if has_user_code(hook, *SAVING)
     ]
 
 

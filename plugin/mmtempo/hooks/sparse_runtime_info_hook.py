@@ -15,7 +15,9 @@ from ..core.nonfinite import NonFiniteWatch
 from ..core.snapshot import Late
 from ..downloads import register_safe_downloads
 from .bounded_history import BoundedHistory
+from .checkpoint_content import leaves_late
 from .sparse_scalars import SparseScalars
+from .stop_on_signal import is_training
 from .weights_check import WeightsCheck, await_saves, is_copied_now, saves_copies
 
 TOTALS = 'mmtempo_totals'
@@ -86,6 +88,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._scalars: Any = None
         self.weights: WeightsCheck | None = None
         self._looked_at = -1
+        self._is_judging = False  # the weights, in the present evaluation
         # The list of hooks that they were found in, and how many there were.
         self._seen: Any = None
         self._count = 0
@@ -128,17 +131,19 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
 
     def before_val(self, runner: Any) -> None:
         super().before_val(runner)
-        if self.weights is not None:
+        # Not where the training has failed, and the user evaluates by hand.
+        self._is_judging = self.weights is not None and is_training(runner)
+        if self._is_judging and self.weights is not None:
             self._looked_at = runner.iter
             self.weights.begin(runner)
             self.weights.stop()
 
     def after_val_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
-        if self.weights is not None:
+        if self._is_judging and self.weights is not None:
             self.weights.poll()
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        if self.weights is not None:
+        if self._is_judging and self.weights is not None:
             self.weights.stop(wait=True)
         super().after_val_epoch(runner, metrics)
 
@@ -162,7 +167,8 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         hub = checkpoint['message_hub']
         totals = _totals_of(runner.message_hub.log_scalars, hub['log_scalars'])
         # Values on their way from the device are waited for by the writer's thread.
-        hub['runtime_info'][TOTALS] = Late(totals, is_of_host=True) if is_copied else totals()
+        is_late = is_copied and leaves_late(runner)
+        hub['runtime_info'][TOTALS] = Late(totals, is_of_host=True) if is_late else totals()
 
     def _before_save(self, runner: Any) -> None:
         """Judge the weights, unless all who save judge their copies."""

@@ -17,7 +17,7 @@ from mmengine.runner import EpochBasedTrainLoop
 from ..core.interrupts import Interrupts
 from ..loops.owed_evaluation import is_due, owe
 from .signal_agreement import SignalAgreement
-from .snapshot_fence import may_change_weights
+from .snapshot_fence import has_user_code
 
 
 class Reached(NamedTuple):
@@ -153,7 +153,7 @@ class StopOnSignal:
             requested = self._agreement.in_evaluation(batch + 1, requested)
         if requested is None:
             return
-        if any(may_change_weights(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
+        if any(has_user_code(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
             return  # what was changed for the evaluation is changed back at its end
         for hook in runner.hooks:
             if isinstance(hook, EMAHook):

@@ -135,8 +135,8 @@ def _bad_in(checkpoints: list[dict], rules: dict[str, bool]) -> list[str]:
     copies: dict[int, tuple[str, Any]] = {}  # several files share them
     for checkpoint in checkpoints:
         # EMAHook saves the averages under the names of the model, and the model's own apart.
-        for part in (checkpoint['state_dict'], checkpoint.get('ema_state_dict', {})):
-            for name, copy in part.items():
+        for part in ('state_dict', 'ema_state_dict'):  # a hook of a user may drop either
+            for name, copy in checkpoint.get(part, {}).items():
                 copies[id(copy)] = name.removeprefix('module.'), copy
     return list(dict.fromkeys(bad_copies(copies.values(), rules)))
 
