@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
         ('odd_weight', NAN, False),
         ('mean', NAN, True),
         ('mean', INF, False),
-        ('mask', NAN, True),
+        ('mask', NAN, False),
         ('odd_buffer', INF, False),
     ],
 )
@@ -54,6 +54,17 @@ def test_judged_on_device_and_as_copies(name: str, value: float, is_bad: bool) -
     expected = [name] if is_bad else []
     assert judged.look(model).bad() == expected
     assert bad_copies(model.state_dict().items(), judged.rules(model)) == expected
+
+
+def test_mask_that_was_infinite_at_the_start_may_become_nan() -> None:
+    """`EMAHook(update_buffers=True)` averages -inf with -inf."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer('mask', torch.tensor([0.0, float('-inf')]))
+    judged = JudgedWeights(model)
+    model.mask.fill_(float('nan'))
+    assert judged.look(model).bad() == []
+    assert 'mask' not in judged.rules(model)
+    assert 'weight' in judged.rules(model)
 
 
 def test_parameter_is_judged_once_it_is_trained() -> None:

@@ -85,6 +85,11 @@ def has(name: str, *values: Any) -> Callable[[Case], bool]:
     return found
 
 
+def saved_by_hand(case: Case) -> bool:
+    """Whether the only files are those that a hook has saved by hand, without a marker."""
+    return case['interval'] == -1 and 'saves_by_hand' in case['hooks']
+
+
 changes_data = has('hooks', 'changes_dataset', 'sets_epoch')
 
 DOCUMENTED: tuple[Entry, ...] = (
@@ -159,14 +164,35 @@ DOCUMENTED: tuple[Entry, ...] = (
         example=dict(batch_sampler='plain', hooks=('reads_length',)),
     ),
     Entry(
-        r'files\.(more|missing)', r'(^|/)out/', 'a relative out_dir stays the folder that it was '
-        'at the start, whatever `os.chdir` does later',
+        r'.*', '', 'resume takes the newest whole file where no marker names one',
+        leg=RESUMED, when=saved_by_hand,
+        example=dict(interval=-1, save_last=False, hooks=('saves_by_hand',)),
+    ),
+    Entry(
+        'error', r'pipeline.py', 'an error of a sample is a LoaderError that names the sample',
+        arms=('loops',), when=lambda case: case['batches_per_epoch'] is not None,
+        example=dict(samples=7, sampler='default', batches_per_epoch=3),
+    ),
+    Entry(
+        'error', r'loops.py', 'stock fails in its own loop, and ours trains', arms=('loops',),
+        when=lambda case: case['sampler'] is None or 'replaces_iterator' in case['hooks'],
+        example=dict(sampler=None, batch_sampler='growing'),
+    ),
+    Entry(
+        'seen', r'read', "reading a loader begins with its first batch; with an endless sampler "
+        "stock's takes samples from the training",
+        arms=('loops',), when=lambda case: case['loop'] == 'iter',
+        example=dict(hooks=('reads_loader',)),
+    ),
+    Entry(
+        r'(files|log)\..*', '', 'a relative out_dir stays the folder that it was '
+        'at the start, whatever `os.chdir` does later', arms=ARMS,
         when=lambda case: has('hooks', 'changes_folder')(case) and case['out_dir'] is not None,
         example=dict(out_dir='out', hooks=('changes_folder',)),
     ),
     Entry(
-        rf'(json|{HUB}\.log_scalars)\.order', '', 'a history that a hook has taken away comes back '
-        'with the next value that is logged, at another place in the order',
+        rf'(json|log|{HUB}\..*)\..*', '', 'a history that a hook has taken away comes back '
+        'with the next value that is logged, at another place in the order', arms=ARMS,
         when=has('hooks', 'pops_history', 'clears_histories'),
         example=dict(hooks=('clears_histories',)),
     ),

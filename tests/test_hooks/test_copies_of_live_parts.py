@@ -67,3 +67,24 @@ def test_parts_of_a_training_can_be_copied_as_with_stock(tmp_path: Path, wrapper
     assert copied['ours'] == copied['stock']
     assert {name for name, way in copied['ours'][0]} <= {'wrapper', 'schedulers'}
     assert [len(history) for history in copied['ours'][1]] == [4, 4, 13, 13]
+
+
+@HOOKS.register_module()
+class ClearsAndCopies(Hook):
+    """Takes all histories away, and copies what came back in the same iteration."""
+
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        if runner.iter == 5:
+            runner.message_hub.log_scalars.clear()
+        copy.deepcopy(runner.message_hub)
+
+
+def test_hub_whose_histories_were_taken_away_can_be_copied(tmp_path: Path) -> None:
+    cfg = config(tmp_path, SPARSE)
+    cfg.train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=15)
+    cfg.custom_hooks = [dict(type='ClearsAndCopies'), dict(type='ThroughputMonitorHook')]
+    hub = train(cfg).message_hub
+    assert len(hub.get_scalar('train/loss')._log_history) == 9
+    assert len(hub.get_scalar('train/time')._log_history) > 0

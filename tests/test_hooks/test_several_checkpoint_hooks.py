@@ -57,6 +57,10 @@ def test_files_and_marker_are_those_of_stock(how: str, tmp_path: Path) -> None:
         assert temporaries(root) == []
         assert not list(root.rglob(NAME))
         found.append(left(root))
+        more = dict(options, **{'resume': True, 'train_cfg.max_iters': 20})
+        text = forks.run(train, root / 'log', work=str(root / 'work'), **more)
+        assert 'in another folder' not in text  # the second hook's is the training's own
+        assert 'Load checkpoint from' in text
     assert found[1] == found[0]
 
 

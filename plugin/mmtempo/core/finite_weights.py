@@ -37,14 +37,16 @@ class JudgedWeights:
     buffer                nan; an attention mask may well hold infinity
     ====================  ==============================================
 
-    A tensor that breaks this at construction does so on purpose, and is not judged later.
+    A tensor that holds nan or infinity at construction does so on purpose, and is not judged
+    later: averages of such a mask may well be nan.
 
     Args:
         model: The model at the start of its training; reading it waits for the device.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._exempt = frozenset(WeightsLook(_floating(model)).bad())
+        begun = ((name, tensor, False) for name, tensor, _ in _floating(model))
+        self._exempt = frozenset(WeightsLook(begun).bad())
 
     def rules(self, model: torch.nn.Module) -> dict[str, bool]:
         """Return, by name of each judged tensor, whether it may hold infinity."""

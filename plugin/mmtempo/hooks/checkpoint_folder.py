@@ -81,7 +81,9 @@ def repair_marker(runner: Any, folder: str) -> None:
     takes_folders = type(runner).save_checkpoint is not Runner.save_checkpoint
 
     def repair() -> None:
-        folders = [runner.work_dir, folder]
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        out_dirs = [getattr(hook, '_asked_dir', hook.out_dir) for hook in hooks]
+        folders = [runner.work_dir, folder, *(resolved(runner, one) for one in out_dirs)]
         path, problems = newest_whole(runner.work_dir, folders, takes_folders)
         for problem in problems:
             runner.logger.warning(f'Not resumed from: {problem}')

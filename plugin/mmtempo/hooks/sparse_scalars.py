@@ -100,8 +100,15 @@ class SparseScalars:
             self._later.add(key)
             self._feed(key)
 
-    def gather(self) -> None:
-        """Ask who notes later; waits for nothing."""
+    def gather(self, creates: bool = True) -> None:
+        """Ask who notes later; waits for nothing.
+
+        Args:
+            creates: Whether to make histories anew that a hook has taken away; not while a copy
+                of the hub goes through them, which a read may be part of. Defaults to True.
+        """
+        if not creates and not self._later <= self._hub.log_scalars.keys():
+            return
         for known in self._sources:
             source = known()
             for key, values in source().items() if source is not None else ():
@@ -143,7 +150,9 @@ class SparseScalars:
         """
         self._rows.seal(self.iteration)
         self._deliver(self._rows.send(), wait)
-        self.gather()  # a window that is being written has its own values of these already
+        self.gather(
+            creates=False
+        )  # a window that is being written has its own values of these already
 
     def close(self) -> None:
         """Bring what is left, and let go: the hub outlives the training."""
