@@ -407,7 +407,11 @@ def test_progress_of_the_save_that_is_waited_for_counts(
         if len(lines) == 9:
             other.end()
 
-    monkeypatch.setattr(durable_writer, 'StallLimit', Waited)
+    class WhileWaiting(Waited):
+        def is_reached(self, progress: object) -> bool:
+            return not other.is_done and super().is_reached(progress)
+
+    monkeypatch.setattr(durable_writer, 'StallLimit', WhileWaiting)
     writer = DurableWriter(timeout=0.02, warn=progress)
     done = save(writer, tmp_path / 'a', after=other)
     while not lines or not done.is_done:
