@@ -90,6 +90,9 @@ def saved_by_hand(case: Case) -> bool:
     return case['interval'] == -1 and 'saves_by_hand' in case['hooks']
 
 
+reads_train_loader = has(
+    'hooks', 'reads_loader', 'next_before_train', 'next_in_training', 'replaces_iterator'
+)
 changes_data = has('hooks', 'changes_dataset', 'sets_epoch')
 
 DOCUMENTED: tuple[Entry, ...] = (
@@ -175,7 +178,7 @@ DOCUMENTED: tuple[Entry, ...] = (
     ),
     Entry(
         'error', r'loops.py', 'stock fails in its own loop, and ours trains', arms=('loops',),
-        when=lambda case: case['sampler'] is None or 'replaces_iterator' in case['hooks'],
+        when=lambda case: case['sampler'] is None or reads_train_loader(case),
         example=dict(sampler=None, batch_sampler='growing'),
     ),
     Entry(
