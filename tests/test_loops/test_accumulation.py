@@ -280,7 +280,7 @@ def test_no_update_in_its_middle_is_said_to_be_lost(tmp_path: Path) -> None:
     train(settings('iterations', tmp_path, **{'train_cfg.max_iters': 7}))
     train(settings('iterations', tmp_path, resume=True))
     log = ''.join(path.read_text() for path in tmp_path.rglob('*.log'))
-    assert 'goes on in epoch 1 behind 84 samples' in log
+    assert 'resuming at epoch 1 after 84 samples' in log
     assert 'not divisible' not in log
     assert 'in the middle of an update' not in log
 

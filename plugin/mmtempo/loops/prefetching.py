@@ -138,14 +138,14 @@ class TrainingBatches(Iterator):
         if iteration == self._runner.iter:
             place = Place(**found)
         else:
-            place, how = by_count(), ', by count: the checkpoint does not say where'
+            place, how = by_count(), ' (estimated from the iteration: no loader position is known)'
             # What the run has restored; where each process has its own, the order has another.
             differs = self._runner._randomness_cfg.get('diff_rank_seed', False)
             seed = None if differs else self._runner.seed
         self.loader.seek(place, seed)
         place = self.loader.place
         self._runner.logger.info(
-            f'{self.loader.name}: goes on in epoch {place.epoch + 1} behind {place.samples} '
+            f'{self.loader.name}: resuming at epoch {place.epoch + 1} after {place.samples} '
             f'samples{how}'
         )
 
