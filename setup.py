@@ -42,7 +42,7 @@ setup(
     license='Apache-2.0',
     package_dir={'': 'plugin'},
     packages=find_packages('plugin'),
-    package_data={'mmtempo.report': ['*.css', '*.js']},
+    package_data={'mmtempo.report.html': ['*.css', '*.js']},
     python_requires='>=3.10',
     install_requires=requirements('runtime.txt'),
     extras_require={

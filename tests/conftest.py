@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 from mmengine.config import Config
 
 import mmtempo  # noqa: F401
-from mmtempo.bev.synthetic import write_dataset
+from mmtempo.workloads.bev.synthetic import write_dataset
 
 _runs = itertools.count()
 ROOT = Path(__file__).resolve().parents[1]

@@ -49,7 +49,7 @@ def test_stated_defaults_are_true(cls: type) -> None:
 
 
 def test_the_check_finds_something() -> None:
-    from mmtempo.bev import LiftSplatShoot
+    from mmtempo.workloads.bev.models.lift_splat_shoot import LiftSplatShoot
 
     assert stated_defaults(LiftSplatShoot)['stride'] == '32'
     assert sum(len(stated_defaults(cls)) for cls in our_classes()) > 25

@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from .conftest import ROOT
+from tests.conftest import ROOT
 
 
 def test_wheel_carries_configs_and_tools_also_by_way_of_an_sdist(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_wheel_carries_configs_and_tools_also_by_way_of_an_sdist(tmp_path: Path)
     (unpacked,) = tmp_path.glob('mmtempo-*/')
     python(unpacked, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '.')
     names = zipfile.ZipFile(next(unpacked.glob('*.whl'))).namelist()
-    assert 'mmtempo/bev/lift_splat_shoot.py' in names
+    assert 'mmtempo/workloads/bev/models/lift_splat_shoot.py' in names
     assert 'mmtempo/.mim/tools/train.py' in names
     assert 'mmtempo/.mim/model-index.yml' in names
     for config in (ROOT / 'configs').rglob('*.py'):

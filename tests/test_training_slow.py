@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mmtempo.bev.synthetic import write_dataset
-
-from .conftest import MINI
-from .test_tools.test_train import run, scores
+from mmtempo.workloads.bev.synthetic import write_dataset
+from tests.conftest import MINI
+from tests.test_tools.test_train import run, scores
 
 
 @pytest.mark.slow

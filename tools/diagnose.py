@@ -15,18 +15,18 @@ import sys
 
 from rich.console import Console
 
-from mmtempo import launch
+from mmtempo.cli import config
+from mmtempo.cli.run import run_tool
 from mmtempo.doctor.preflight import preflight
-from mmtempo.doctor.wait_report import compare_waits, without_gpu
-from mmtempo.overlay import describe, zero_wait
-from mmtempo.tool_run import run_tool
+from mmtempo.doctor.sync_report import compare_waits, without_gpu
+from mmtempo.policies.drop_in import describe, zero_wait
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    launch.add_config_arguments(parser)
+    config.add_config_arguments(parser)
     parser.add_argument(
         '--waits', action='store_true', help='where the host waits for the device, line by line'
     )
@@ -42,14 +42,14 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     args = parse_args()
 
-    def prepare() -> launch.Config:
-        cfg = launch.load_config(args)
+    def prepare() -> config.Config:
+        cfg = config.load_config(args)
         checked = copy.deepcopy(cfg)
         without_gpu(checked)  # the run does so as well
         preflight(checked)
         return cfg
 
-    def look(cfg: launch.Config) -> None:
+    def look(cfg: config.Config) -> None:
         console = Console(width=None if sys.stdout.isatty() else 140)
         keep = args.cfg_options or ()
         changes = describe(zero_wait(copy.deepcopy(cfg), keep=keep))

@@ -22,13 +22,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mmtempo.doctor.verdict import judge
+from mmtempo.cli.run import LaunchError, run_tool
 from mmtempo.report import RunLog, read_log
 from mmtempo.report.compare import FEW, Comparison, allowed_slowdown, compare
-from mmtempo.report.figures import size
-from mmtempo.report.html import plotly_script, write_html
+from mmtempo.report.format import size
+from mmtempo.report.html.page import plotly_script, write_html
 from mmtempo.report.trace import write_trace
-from mmtempo.tool_run import LaunchError, run_tool
+from mmtempo.report.verdict import judge
 
 COMPARE = f"""Put two runs side by side, and say whether B is slower than A.
 

@@ -9,9 +9,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from mmtempo import launch
+from mmtempo.cli import config as launch
+from mmtempo.cli.run import run_tool
 from mmtempo.doctor.preflight import preflight
-from mmtempo.tool_run import run_tool
 
 if TYPE_CHECKING:  # mmtempo comes first: it says what is missing from an installation
     from mmengine.config import Config

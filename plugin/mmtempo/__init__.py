@@ -4,13 +4,13 @@
 root registries and has mm-style checkpoint files loaded in torch's safe mode.
 """
 
-from .stack import check_stack
+from .dependencies import check_stack
 
 check_stack()
 
 # Imported for their registrations.
-from . import bev, hooks, loaders, loops, optim, seg  # noqa: E402, F401
-from .serialization import register_safe_loading  # noqa: E402
+from . import datasets, evaluation, hooks, loaders, loops, models, optim, workloads  # noqa: E402, F401
+from .checkpoint.loading import register_safe_loading  # noqa: E402
 from .version import __version__  # noqa: E402
 
 register_safe_loading()

@@ -10,14 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from mmtempo.benchmarks.harness import (
-    Report,
-    Timing,
-    allocated_bytes,
-    interleave,
-    machine,
-    ratio,
-)
+from mmtempo.benchmarks.harness import Report, Timing, allocated_bytes, interleave, machine, ratio
 
 
 def test_every_arm_runs_once_a_round_in_changing_order() -> None:

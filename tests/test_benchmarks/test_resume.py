@@ -12,8 +12,8 @@ from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 
 from mmtempo.benchmarks import BENCHMARKS, resume
-from mmtempo.benchmarks.loader_pictures import write_pictures
-from mmtempo.benchmarks.loader_rounds import as_in_training
+from mmtempo.benchmarks.loader.pictures import write_pictures
+from mmtempo.benchmarks.loader.rounds import as_in_training
 from mmtempo.benchmarks.resume import (
     LEAD,
     PLAIN,

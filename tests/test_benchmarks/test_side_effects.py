@@ -14,8 +14,7 @@ from mmtempo.benchmarks import side_effects
 from mmtempo.benchmarks.harness import Report
 from mmtempo.benchmarks.side_effects import Effect, measure_side_effects, run_part
 from mmtempo.benchmarks.side_effects_run import PARTS, Toy, window
-
-from ..test_core.processes import SPAWN, in_child
+from tests.testing.processes import SPAWN, in_child
 
 STEPS = 10
 needs_linux = pytest.mark.skipif(sys.platform != 'linux', reason='needs RUSAGE_THREAD and /proc')

@@ -10,8 +10,8 @@ from mmengine.config import Config
 from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 
+from mmtempo.cli.config import resolve_config_path
 from mmtempo.doctor.preflight import preflight
-from mmtempo.launch import resolve_config_path
 
 
 def merged(cfg: Config, **options: object) -> Config:

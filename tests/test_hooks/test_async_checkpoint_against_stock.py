@@ -11,7 +11,7 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from .checkpoints import (
+from tests.testing.checkpoints import (
     KINDS,
     assert_same_files,
     differences,
@@ -22,7 +22,7 @@ from .checkpoints import (
     run,
     run_config,
 )
-from .toy import SPARSE, weights
+from tests.testing.toy import SPARSE, weights
 
 __all__ = ['quick_text']
 BEST = dict(interval=2, save_best='acc')

@@ -17,14 +17,13 @@ from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, MODEL_WRAPPERS, MODELS, RUNNERS
 from mmengine.runner import Runner
 
-from mmtempo.core import durable_writer
-from mmtempo.core.durable_writer import DurableWriter
-from mmtempo.core.snapshot import Snapshot
+from mmtempo.checkpoint.io import writer
+from mmtempo.checkpoint.io.snapshot import Snapshot
+from mmtempo.checkpoint.io.writer import DurableWriter
+from mmtempo.checkpoint.saver import CheckpointError
 from mmtempo.doctor import preflight
 from mmtempo.hooks.async_checkpoint_hook import AsyncCheckpointHook
-from mmtempo.hooks.checkpoint_saving import CheckpointError
-
-from .checkpoints import (
+from tests.testing.checkpoints import (
     KINDS,
     At,
     build,
@@ -38,7 +37,7 @@ from .checkpoints import (
     run,
     run_config,
 )
-from .toy import SPARSE, ToyModel
+from tests.testing.toy import SPARSE, ToyModel
 
 __all__ = ['late', 'quick_text']
 pytestmark = pytest.mark.usefixtures('quick_text')
@@ -78,7 +77,7 @@ def marker(runner: Runner) -> str:
 def slow_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each save takes until somebody waits for it."""
     waited_for = threading.Event()
-    records_of, wait = durable_writer.records_of, DurableWriter.wait
+    records_of, wait = writer.records_of, DurableWriter.wait
     close = DurableWriter.close
 
     def late_records(*args: Any) -> Any:
@@ -91,7 +90,7 @@ def slow_writer(monkeypatch: pytest.MonkeyPatch) -> None:
         waited_for.clear()
         return result
 
-    monkeypatch.setattr(durable_writer, 'records_of', late_records)
+    monkeypatch.setattr(writer, 'records_of', late_records)
 
     def close_and_wait(self: DurableWriter) -> None:
         waited_for.set()

@@ -11,7 +11,7 @@ import pytest
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from .toy import SPARSE, STOCK, config, train
+from tests.testing.toy import SPARSE, STOCK, config, train
 
 PARTS = {
     'hub': lambda runner: runner.message_hub,

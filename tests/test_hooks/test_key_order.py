@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .toy import SPARSE, STOCK, config, train, with_evaluation
+from tests.testing.toy import SPARSE, STOCK, config, train, with_evaluation
 
 
 @pytest.mark.parametrize('hooks', [STOCK, SPARSE], ids=['stock', 'sparse'])

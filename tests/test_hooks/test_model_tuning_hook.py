@@ -19,13 +19,13 @@ from mmengine.runner import Runner
 from mmengine.runner.checkpoint import load_checkpoint
 from torch import nn
 
-from mmtempo.bev import BEVDataSample, Calibration
-from mmtempo.bev.labels import pack_label
-from mmtempo.core.saved_activations import SavedActivations
+from mmtempo.benchmarks.saved_activations import SavedActivations
 from mmtempo.hooks import ModelTuningHook
-
-from ..conftest import ROOT
-from .toy import SPARSE, config, train, weights
+from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
+from mmtempo.workloads.bev.structures.calibration import Calibration
+from mmtempo.workloads.bev.structures.labels import pack_label
+from tests.conftest import ROOT
+from tests.testing.toy import SPARSE, config, train, weights
 
 LAST = torch.channels_last
 

@@ -13,8 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import load_checkpoint
 
 from mmtempo.hooks import AsyncCheckpointHook
-
-from .toy import STOCK, by_epoch, config, train, with_evaluation
+from tests.testing.toy import STOCK, by_epoch, config, train, with_evaluation
 
 
 @HOOKS.register_module()

@@ -19,11 +19,10 @@ from mmengine.registry import DATASETS, HOOKS, MODELS, TRANSFORMS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler
 
-from mmtempo.hooks.live_transforms import LiveTransforms
 from mmtempo.hooks.progressive_training_hook import ProgressiveTrainingHook
-
-from ..test_loops.test_train_loops import StopAt
-from .toy import config, logged, train, weights
+from mmtempo.progressive.live_transforms import LiveTransforms
+from tests.test_loops.test_train_loops import StopAt
+from tests.testing.toy import config, logged, train, weights
 
 __all__ = ['StopAt']
 SPARSE = dict(runtime_info='SparseRuntimeInfoHook', logger='SparseLoggerHook')

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from mmtempo.core.archive import check_archive
-from mmtempo.core.folder_lock import NAME
-from mmtempo.resume import MARKER
-
-from . import forks
-from .saving import reached, temporaries, train, with_writer
+from mmtempo.checkpoint.io.archive import check_archive
+from mmtempo.checkpoint.resume import MARKER
+from mmtempo.system.folder_lock import NAME
+from tests.testing import forks
+from tests.testing.saving import reached, temporaries, train, with_writer
 
 KINDS = ('CheckpointHook', 'AsyncCheckpointHook')
 

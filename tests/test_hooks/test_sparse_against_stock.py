@@ -11,10 +11,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import OPTIM_WRAPPERS
 
-from mmtempo.serialization import load_from_local
-
-from ..test_optim.test_sparse_amp_optim_wrapper import StockOnCPU
-from .toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, weights
+from mmtempo.checkpoint.loading import load_from_local
+from tests.test_optim.test_sparse_amp_optim_wrapper import StockOnCPU
+from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, weights
 
 OPTIM_WRAPPERS.register_module(module=StockOnCPU)
 

@@ -23,14 +23,22 @@ from mmengine.runner import Runner
 from rich.console import Console
 
 import mmtempo.hooks.sparse_logger_hook as module
-from mmtempo.core.scalar_rows import ScalarRows
-from mmtempo.hooks.progress_bar import ProgressBar, close_bars
 from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook, writes_line
-from mmtempo.hooks.sparse_scalars import SparseScalars
-
-from ..conftest import ROOT, fill
-from ..test_core.test_scalar_rows import SlowCopy
-from .toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, with_evaluation
+from mmtempo.logging.progress_bar import ProgressBar, close_bars
+from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_rows import ScalarRows
+from tests.conftest import ROOT, fill
+from tests.test_logging.test_scalar_rows import SlowCopy
+from tests.testing.toy import (
+    SPARSE,
+    STOCK,
+    by_epoch,
+    config,
+    logged,
+    text_lines,
+    train,
+    with_evaluation,
+)
 
 
 class Late(Hook):
@@ -248,7 +256,7 @@ def test_bar_is_drawn_at_a_rate_and_leaves_the_log_whole() -> None:
 SCRIPT = """
 import sys, tests.conftest
 from pathlib import Path
-from tests.test_hooks.toy import SPARSE, config, train
+from tests.testing.toy import SPARSE, config, train
 cfg = config(Path(sys.argv[1]), SPARSE, **{'train_cfg.max_iters': 30})
 train(cfg)
 """

@@ -15,16 +15,15 @@ import pytest
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import Runner
 
-from mmtempo.core.nonfinite import NonFiniteError
-from mmtempo.core.waits import WaitCensus
-from mmtempo.hooks.bounded_history import BoundedHistory
+from mmtempo.checkpoint.loading import load_from_local
+from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
-from mmtempo.hooks.sparse_scalars import MOST_ROWS, SparseScalars
-from mmtempo.serialization import load_from_local
-
-from ..conftest import ROOT
-from ..test_tools.test_train import free_port
-from .toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
+from mmtempo.logging.bounded_history import BoundedHistory
+from mmtempo.logging.nonfinite import NonFiniteError
+from mmtempo.logging.scalar_buffer import MOST_ROWS, SparseScalars
+from tests.conftest import ROOT
+from tests.test_tools.test_train import free_port
+from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
 
 
 class Each(Hook):
@@ -292,8 +291,8 @@ from pathlib import Path
 import tests.conftest
 from mmengine.dist import init_dist
 import mmtempo
-from mmtempo.core.nonfinite import NonFiniteError
-from tests.test_hooks.toy import SPARSE, config, train
+from mmtempo.logging.nonfinite import NonFiniteError
+from tests.testing.toy import SPARSE, config, train
 rank = int(os.environ['RANK'])
 torch.distributed.init_process_group('gloo')
 nan_at = (20,) if rank == 1 else ()

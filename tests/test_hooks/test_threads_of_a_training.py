@@ -16,10 +16,9 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from mmtempo.benchmarks.side_effects_run import native_threads
-from mmtempo.core.threads import PREFIX, HelperThread
-
-from ..conftest import ROOT
-from .toy import SPARSE, config
+from mmtempo.utils.threads import PREFIX, HelperThread
+from tests.conftest import ROOT
+from tests.testing.toy import SPARSE, config
 
 OF_TORCH = 'QueueFeederThread'  # multiprocessing's, one for each worker of torch's loader
 

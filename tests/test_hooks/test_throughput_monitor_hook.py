@@ -26,21 +26,22 @@ from mmengine.registry import DATASETS, HOOKS, LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.visualization import Visualizer
 
-from mmtempo.core.durable_writer import DurableWriter
-from mmtempo.core.iteration_counters import IterationCounters
-from mmtempo.core.nonfinite import NonFiniteError
-from mmtempo.core.stage_profile import REST
-from mmtempo.core.stall_detector import StallDetector
-from mmtempo.core.step_watch import StepWatch
-from mmtempo.hooks import ThroughputMonitorHook, sparse_scalars, stage_window, training_monitor
-from mmtempo.hooks.run_report import RunReport
-from mmtempo.hooks.training_monitor import TrainingMonitor
+from mmtempo.checkpoint.io.writer import DurableWriter
+from mmtempo.cli.run import run_tool
+from mmtempo.hooks import ThroughputMonitorHook
 from mmtempo.loaders import LoaderError
 from mmtempo.loaders.prefetch_dataloader import PrefetchDataLoader
+from mmtempo.logging import scalar_buffer
+from mmtempo.logging.nonfinite import NonFiniteError
+from mmtempo.monitor import profile_window, training_monitor
+from mmtempo.monitor.forward_profile import REST
+from mmtempo.monitor.run_recorder import RunReport
+from mmtempo.monitor.step_timer import StepWatch
+from mmtempo.monitor.training_monitor import TrainingMonitor
 from mmtempo.report import read_log
-from mmtempo.tool_run import run_tool
-
-from .toy import SPARSE, STOCK, ToyDataset, ToyModel, by_epoch, config, with_evaluation
+from mmtempo.system.process_counters import IterationCounters
+from mmtempo.timing.stall_detector import StallDetector
+from tests.testing.toy import SPARSE, STOCK, ToyDataset, ToyModel, by_epoch, config, with_evaluation
 
 SECOND = 1_000_000_000
 STEP = 0.1  # seconds of a calm iteration
@@ -322,7 +323,7 @@ def test_whoever_reads_times_finds_those_of_each_iteration(
 ) -> None:
     """They are worked out when somebody asks; also where nobody logs, or there are many."""
     monkeypatch.setattr(time, 'perf_counter', lambda: clock() / SECOND)
-    monkeypatch.setattr(sparse_scalars, 'MOST_ROWS', rows)
+    monkeypatch.setattr(scalar_buffer, 'MOST_ROWS', rows)
     monkeypatch.setattr(SlowAtTimes, 'slow', ())
     ReadsTimes.found.clear()
     cfg = monitored(tmp_path, SPARSE, iterations=50)
@@ -760,7 +761,7 @@ def timed_stages(monkeypatch: pytest.MonkeyPatch) -> None:
         return call(self, x)
 
     monkeypatch.setattr(torch.nn.Linear, 'forward', forward)
-    monkeypatch.setattr(stage_window.StageWindow, 'clock', clock)
+    monkeypatch.setattr(profile_window.StageWindow, 'clock', clock)
 
 
 @pytest.mark.usefixtures('timed_stages')
@@ -869,7 +870,7 @@ def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
 
 
 def test_a_training_without_iterations_has_missed_nothing() -> None:
-    window = stage_window.StageWindow.of({}, torch.nn.Linear(1, 1), torch.device('cpu'), 7)
+    window = profile_window.StageWindow.of({}, torch.nn.Linear(1, 1), torch.device('cpu'), 7)
     assert window is not None
     assert window.missed(7, 7) is None
     assert 'begins with iteration 57' in str(window.missed(7, 8))
@@ -901,7 +902,7 @@ def test_only_the_largest_stages_are_in_the_line() -> None:
         for share in (1, 9, 4, 25, 16, 36)
     ]
     rest = dict(name='rest', seconds=1.5, share=0.09, device_seconds=None)
-    assert stage_window.line_of(dict(found, stages=[*stages, rest])) == (
+    assert profile_window.line_of(dict(found, stages=[*stages, rest])) == (
         'Forward pass by stage, in 1 iteration up to 9: part 36 72.0 s (36 %), part 25 50.0 s '
         '(25 %), part 16 32.0 s (16 %), part 9 18.0 s (9.0 %), part 4 8.00 s (4.0 %), 1 more, '
         'rest 1.50 s (9.0 %); never called in it: 0, 1, 2, 3, 4 and 2 more'

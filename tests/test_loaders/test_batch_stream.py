@@ -12,9 +12,9 @@ import torch
 from mmengine.dataset import DefaultSampler
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from mmtempo.core.randomness import seed_generators
 from mmtempo.loaders import Place, ResumableInfiniteSampler
 from mmtempo.loaders.batch_stream import BatchStream, Ticket
+from mmtempo.utils.rng import seed_generators
 
 DATA = range(23)
 

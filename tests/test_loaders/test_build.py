@@ -10,14 +10,9 @@ from mmengine.registry import DATA_SAMPLERS, FUNCTIONS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, IterableDataset
 
-from mmtempo.loaders import (
-    PrefetchDataLoader,
-    ResumableInfiniteSampler,
-    build_prefetch_dataloader,
-)
+from mmtempo.loaders import PrefetchDataLoader, ResumableInfiniteSampler, build_prefetch_dataloader
 from mmtempo.loaders.build import TIMEOUT
-
-from .samples import Noisy
+from tests.testing.samples import Noisy
 
 
 class Plain(Noisy):

@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from mmtempo.core.randomness import generator_states
 from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
-from mmtempo.loaders.loader_plan import LoaderPlan
-
-from ..conftest import ROOT
-from .limits import low_nofile
-from .samples import Failing, Noisy, Shifted
+from mmtempo.loaders.plan import LoaderPlan
+from mmtempo.utils.rng import generator_states
+from tests.conftest import ROOT
+from tests.testing.limits import low_nofile
+from tests.testing.samples import Failing, Noisy, Shifted
 
 
 def build(dataset: Any = None, endless: bool = True, **options: Any) -> PrefetchDataLoader:

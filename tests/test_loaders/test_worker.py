@@ -20,12 +20,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from mmtempo.core.randomness import seeded
 from mmtempo.loaders import build_prefetch_dataloader, worker
 from mmtempo.loaders.batch_stream import Ticket
 from mmtempo.loaders.worker import THREADS, Board, WorkerStart, one_thread_each
-
-from ..conftest import ROOT
+from mmtempo.utils.rng import seeded
+from tests.conftest import ROOT
 
 
 class Threads(Dataset):

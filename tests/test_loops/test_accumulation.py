@@ -21,16 +21,15 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from mmtempo.core import WaitCensus
-from mmtempo.core.timeline import Timeline, activate, deactivate
+from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.loaders import LoaderError, Place
 from mmtempo.loops.accumulation import LogMeans, UpdateLoader
-from mmtempo.loops.prefetching import PLACE
-
-from ..test_hooks.toy import ToyDataset, logged, train, weights, with_evaluation
-from .noisy import noisy, noisy_epochs, seen
-from .test_failures import Interrupted  # noqa: F401  (by its name)
-from .test_train_loops import StopAt  # noqa: F401
+from mmtempo.loops.training_batches import PLACE
+from mmtempo.timing.timeline import Timeline, activate, deactivate
+from tests.test_loops.test_failures import Interrupted  # noqa: F401  (by its name)
+from tests.test_loops.test_train_loops import StopAt  # noqa: F401
+from tests.testing.noisy import noisy, noisy_epochs, seen
+from tests.testing.toy import ToyDataset, logged, train, weights, with_evaluation
 
 # 40 samples: three full updates an epoch, and one of three samples and one.
 BATCH, BATCHES = 3, 4

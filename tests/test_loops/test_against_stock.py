@@ -13,8 +13,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from ..test_hooks.toy import ToyDataset, by_epoch, config, train, weights, with_evaluation
-from .noisy import SPARSE
+from tests.testing.noisy import SPARSE
+from tests.testing.toy import ToyDataset, by_epoch, config, train, weights, with_evaluation
 
 
 @HOOKS.register_module()

@@ -25,11 +25,10 @@ from torch.utils.data import DataLoader
 
 from mmtempo.loaders import build_prefetch_dataloader
 from mmtempo.loops.evaluation_subset import EvaluationSubset, SubsetSampler, evaluations_until
-
-from ..conftest import ROOT
-from ..test_hooks.toy import ToyDataset, ToyModel, logged, train, weights, with_evaluation
-from .noisy import noisy, noisy_epochs
-from .test_train_loops import StopAt
+from tests.conftest import ROOT
+from tests.test_loops.test_train_loops import StopAt
+from tests.testing.noisy import noisy, noisy_epochs
+from tests.testing.toy import ToyDataset, ToyModel, logged, train, weights, with_evaluation
 
 __all__ = ['StopAt']
 ALL = list(range(40))
@@ -364,7 +363,7 @@ from pathlib import Path
 import torch
 import tests.conftest
 import mmtempo
-from tests.test_hooks.toy import train
+from tests.testing.toy import train
 from tests.test_loops.test_evaluation import often
 torch.distributed.init_process_group('gloo')
 cfg = often(Path(sys.argv[1]), **{'val_cfg.subset': 9, 'randomness.diff_rank_seed': True})

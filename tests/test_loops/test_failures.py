@@ -15,12 +15,11 @@ from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 
 from mmtempo.loaders import LoaderError
-from mmtempo.loops.prefetching import PLACE
-
-from ..conftest import ROOT
-from ..test_hooks.toy import train, with_evaluation
-from ..test_loaders.limits import in_small_shm
-from .noisy import NoisyDataset, noisy, noisy_epochs, seen
+from mmtempo.loops.training_batches import PLACE
+from tests.conftest import ROOT
+from tests.testing.limits import in_small_shm
+from tests.testing.noisy import NoisyDataset, noisy, noisy_epochs, seen
+from tests.testing.toy import train, with_evaluation
 
 SCRIPT = """
 import sys, warnings

@@ -8,8 +8,7 @@ import pytest
 from mmengine.runner import FlexibleRunner
 
 from mmtempo.loaders import PrefetchDataLoader
-
-from ..test_hooks.toy import SPARSE, config, with_evaluation
+from tests.testing.toy import SPARSE, config, with_evaluation
 
 
 @pytest.mark.parametrize('wrapper', ['OptimWrapper', 'SparseOptimWrapper'])

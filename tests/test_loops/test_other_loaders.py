@@ -16,8 +16,7 @@ from mmengine.runner.loops import _InfiniteDataloaderIterator
 from torch.utils.data import DataLoader
 
 from mmtempo.loaders import build_prefetch_dataloader
-
-from ..test_hooks.toy import STOCK, ToyDataset, by_epoch, config, train, with_evaluation
+from tests.testing.toy import STOCK, ToyDataset, by_epoch, config, train, with_evaluation
 
 LOOPS = {
     'stock': ('EpochBasedTrainLoop', 'ValLoop', 'IterBasedTrainLoop', 'TestLoop'),

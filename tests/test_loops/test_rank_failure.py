@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from mmengine.registry import DATASETS, MODELS
 
-from ..test_hooks import forks
-from ..test_hooks.saving import assert_same, files, marked, resumed_at
-from ..test_hooks.toy import ToyDataset, ToyModel
-from ..test_hooks.two_ranks import both, start_ranks
+from tests.testing import forks
+from tests.testing.saving import assert_same, files, marked, resumed_at
+from tests.testing.toy import ToyDataset, ToyModel
+from tests.testing.two_ranks import both, start_ranks
 
 forks.MODULES.append(__name__)
 AT = 8  # iteration that fails, from 1

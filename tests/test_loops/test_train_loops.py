@@ -14,8 +14,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..test_hooks.toy import train, weights
-from .noisy import noisy, noisy_epochs, seen
+from tests.testing.noisy import noisy, noisy_epochs, seen
+from tests.testing.toy import train, weights
 
 KINDS: dict[str, Callable[..., Config]] = dict(iterations=noisy, epochs=noisy_epochs)
 

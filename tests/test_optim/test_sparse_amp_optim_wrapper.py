@@ -15,12 +15,11 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mmtempo.core import WaitCensus
-from mmtempo.core.guarded_step import GuardedGradScaler
+from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper, sparse_amp_optim_wrapper
-
-from .sparse_training import Training, adamw, adamw_fused, sgd
-from .test_sparse_optim_wrapper import BY_NORM, BY_VALUE, Counts
+from mmtempo.optim.skippable_step import GuardedGradScaler
+from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE, Counts
+from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 
 HUGE = dict(init_scale=2.0**24, growth_interval=5)  # overflows float16 for some updates
 IN_EACH_PRECISION = pytest.mark.parametrize(

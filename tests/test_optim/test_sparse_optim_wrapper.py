@@ -12,11 +12,10 @@ from mmengine.config import ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
-from mmtempo.core import WaitCensus
+from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.optim import SparseOptimWrapper
 from mmtempo.optim.sparse_optim_wrapper import total_norm
-
-from .sparse_training import Training, adamw, adamw_fused, sgd
+from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 
 BY_NORM = dict(max_norm=0.5)
 BY_VALUE = dict(type='value', clip_value=0.05)

@@ -16,13 +16,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mmtempo.core import WaitCensus
+from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
-
-from ..test_core.processes import SPAWN
-from .sparse_training import Training, adamw, adamw_fused, sgd
-from .test_sparse_amp_optim_wrapper import HUGE, scale_of
-from .test_sparse_optim_wrapper import BY_NORM, BY_VALUE
+from tests.test_optim.test_sparse_amp_optim_wrapper import HUGE, scale_of
+from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE
+from tests.testing.processes import SPAWN
+from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 
 USUAL = 12
 # Batches of updates: full, with a smaller last one, with fewer, of any size, of a single one.

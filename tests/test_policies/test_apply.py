@@ -8,11 +8,10 @@ import pytest
 from mmengine.config import Config
 
 import mmtempo  # noqa: F401
-from mmtempo.overlay import describe
 from mmtempo.policies import POLICIES, apply_policy, load_policy
-
-from ..test_overlay import PSPNET, SWIN, load
-from .resolved import CONFIG, FOLDER, resolve
+from mmtempo.policies.drop_in import describe
+from tests.test_policies.test_drop_in import PSPNET, SWIN, load
+from tests.testing.resolved import CONFIG, FOLDER, resolve
 
 LR = 'optim_wrapper.optimizer.lr'
 
@@ -31,7 +30,7 @@ def bev() -> Config:
 
 @pytest.mark.parametrize('policy', POLICIES)
 def test_the_resolved_form_is_frozen(policy: str) -> None:
-    """After a change on purpose: python -m tests.test_policies.resolved, and look at the diff."""
+    """After a change on purpose: python -m tests.testing.resolved, and look at the diff."""
     assert resolve(policy) == (FOLDER / f'{policy}.json').read_text()
 
 

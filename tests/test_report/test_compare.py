@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mmtempo.doctor import verdict
-from mmtempo.report import RunLog, read_log
+from mmtempo.report import RunLog, read_log, verdict
 from mmtempo.report.compare import FEW, Comparison, allowed_slowdown, compare
-
-from .made_up import write_run
+from tests.testing.made_up import write_run
 
 
 def log(**summary: Any) -> RunLog:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mmtempo.core.tempo_meter import KEEP
 from mmtempo.report.recovery import memory_of, recovered_summary
+from mmtempo.timing.statistics import KEEP
 
 
 def window(last: int, seconds: float, run: int = 0, **more: object) -> dict:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mmtempo.core import run_record
 from mmtempo.report import read_log, run_log
 from mmtempo.report.compare import compare
-
-from .made_up import START, made_up_run, write_lines, write_run, write_summary
+from mmtempo.timing import run_files
+from tests.testing.made_up import START, made_up_run, write_lines, write_run, write_summary
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_a_summary_that_is_no_json(tmp_path: Path) -> None:
 
 def test_names_and_version_are_those_of_the_writer() -> None:
     for name in ('LINES', 'SUMMARY', 'VERSION'):
-        assert getattr(run_log, name) is getattr(run_record, name)
+        assert getattr(run_log, name) is getattr(run_files, name)
 
 
 @pytest.mark.parametrize('broken', ['', '{"kind": "ru', '\x00\x00\n'])

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mmtempo.report import read_log, stock_log
-
-from ..test_hooks.toy import STOCK, by_epoch, config, train, with_evaluation
+from tests.testing.toy import STOCK, by_epoch, config, train, with_evaluation
 
 
 def test_a_real_stock_run(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mmtempo.doctor.verdict import judge
 from mmtempo.report.terminal import table, to_text
-
-from ..test_doctor.summaries import comb, summary
+from mmtempo.report.verdict import judge
+from tests.testing.summaries import comb, summary
 
 
 def judged(found: dict[str, Any]) -> dict[str, Any]:

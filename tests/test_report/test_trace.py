@@ -11,8 +11,7 @@ import pytest
 
 from mmtempo.report import RunLog, read_log
 from mmtempo.report.trace import trace_events, write_trace
-
-from .made_up import write_run
+from tests.testing.made_up import write_run
 
 RING = dict(
     phases=['data', 'forward', 'step'], rows=[[7, 1.0, 0.5, 0.25, 0.0], [8, 1.75, 0.1, None, 0.2]]

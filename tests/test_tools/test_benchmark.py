@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 from mmtempo.benchmarks import BENCHMARKS, Report
-
-from ..conftest import ROOT
+from tests.conftest import ROOT
 
 
 def tool() -> ModuleType:

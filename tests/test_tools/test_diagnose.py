@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..conftest import MINI, ROOT
-from .test_train import run, tiny
+from tests.conftest import MINI, ROOT
+from tests.test_tools.test_train import run, tiny
 
 
 def test_waits(bev_root: str, tmp_path: Path) -> None:

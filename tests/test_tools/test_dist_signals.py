@@ -16,10 +16,10 @@ import pytest
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS
 
-from ..conftest import ROOT
-from ..test_hooks.saving import files, marked, saving
-from ..test_hooks.toy import ToyDataset
-from ..test_hooks.two_ranks import free_port
+from tests.conftest import ROOT
+from tests.testing.saving import files, marked, saving
+from tests.testing.toy import ToyDataset
+from tests.testing.two_ranks import free_port
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 STUB = """#!/usr/bin/env bash
@@ -114,7 +114,7 @@ def write_config(work: Path, **options: Any) -> Path:
     cfg.default_hooks.logger.interval = 1
     cfg.default_hooks.checkpoint.interval = 1000
     cfg.custom_hooks = [dict(type='SlowIterations', seconds=1.2)]
-    modules = ['mmtempo', 'tests.test_hooks.saving', __name__]
+    modules = ['mmtempo', 'tests.testing.saving', __name__]
     cfg.custom_imports = dict(imports=modules, allow_failed_imports=False)
     cfg.pop('launcher')
     path = work.parent / 'config.py'

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from ..conftest import ROOT
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize('stack', ['onedl', 'openmmlab'])
@@ -19,7 +19,7 @@ def test_every_line_is_pinned(stack: str) -> None:
 
 
 def test_this_environment_follows_its_lock() -> None:
-    from mmtempo.stack import active_stack, installed_versions
+    from mmtempo.dependencies import active_stack, installed_versions
 
     stack = active_stack(installed_versions())
     text = (ROOT / f'requirements/lock-{stack}.txt').read_text()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmtempo.bev.calibration import CAMERA_NAMES
-
-from .test_train import run
+from mmtempo.workloads.bev.structures.calibration import CAMERA_NAMES
+from tests.test_tools.test_train import run
 
 TOOL = 'dataset_converters/make_synthetic_bev.py'
 

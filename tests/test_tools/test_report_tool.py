@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from ..conftest import ROOT
-from ..test_report.made_up import made_up_run, write_lines, write_run, write_summary
+from tests.conftest import ROOT
+from tests.testing.made_up import made_up_run, write_lines, write_run, write_summary
 
 
 def tool() -> ModuleType:

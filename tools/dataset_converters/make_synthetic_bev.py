@@ -14,7 +14,7 @@ import time
 
 from rich.progress import track
 
-from mmtempo.bev.synthetic import write_dataset
+from mmtempo.workloads.bev.synthetic import write_dataset
 
 
 def parse_args() -> argparse.Namespace:

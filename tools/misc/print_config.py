@@ -9,19 +9,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mmtempo import launch
-from mmtempo.tool_run import run_tool
+from mmtempo.cli import config
+from mmtempo.cli.run import run_tool
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    launch.add_common_arguments(parser)
-    launch.add_overlays(parser)
+    config.add_common_arguments(parser)
+    config.add_overlays(parser)
     args = parser.parse_args()
     return run_tool(
-        'print_config.py', lambda: launch.load_config(args), lambda cfg: print(cfg.pretty_text)
+        'print_config.py', lambda: config.load_config(args), lambda cfg: print(cfg.pretty_text)
     )
 
 

@@ -1,7 +1,7 @@
 # BiSeNetV2 on ADE20K, in stock parts; mmseg has no config of it. Batch, optimizer and schedule are
 # those of its Cityscapes config.
 _base_ = [
-    __import__('mmtempo.launch').launch.resolve_config_path(f'mmseg::_base_/{part}')
+    __import__('mmtempo.cli.config').cli.config.resolve_config_path(f'mmseg::_base_/{part}')
     for part in (
         'models/bisenetv2',
         'datasets/ade20k',

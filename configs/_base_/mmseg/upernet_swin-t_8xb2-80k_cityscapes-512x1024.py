@@ -1,7 +1,7 @@
 # UPerNet-Swin-T on Cityscapes, in stock parts; mmseg has no config of it. Optimizer and warm-up are
 # those of its ADE20K config; 80k iterations of 16 are as many samples as its SegFormer's 160k of 8.
 _base_ = [
-    __import__('mmtempo.launch').launch.resolve_config_path(f'mmseg::_base_/{part}')
+    __import__('mmtempo.cli.config').cli.config.resolve_config_path(f'mmseg::_base_/{part}')
     for part in (
         'models/upernet_swin',
         'datasets/cityscapes',

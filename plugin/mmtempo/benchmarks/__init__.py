@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .checkpoint import measure_checkpoint
+from .checkpoint.measure import measure_checkpoint
 from .family import PolicyError, measure_family
 from .harness import Report
-from .loader import measure_loader
+from .loader.measure import measure_loader
 from .logger import measure_logger
-from .monitor import measure_monitor
+from .monitor.measure import measure_monitor
 from .resume import measure_resume
-from .splat import measure_splat
+from .splat.measure import measure_splat
 
 BENCHMARKS: dict[str, Callable[..., Report]] = dict(
     checkpoint=measure_checkpoint,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..policies import POLICIES
+from mmtempo.policies import POLICIES
+
 from .harness import Report, Timing
 
 AS_GIVEN = 'as given'

@@ -16,9 +16,10 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-from .. import launch
-from ..core.saved_activations import SavedActivations
-from ..policies.workload import Workload
+from mmtempo.cli import config as launch
+from mmtempo.policies.workload import Workload
+
+from .saved_activations import SavedActivations
 
 
 class _Enough(Exception):

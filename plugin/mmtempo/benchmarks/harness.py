@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..machine import machine
+from mmtempo.system.machine import machine
 
 
 @dataclass

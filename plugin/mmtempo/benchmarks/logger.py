@@ -17,7 +17,8 @@ from mmengine.logging import HistoryBuffer, MessageHub
 from mmengine.runner import LogProcessor
 from rich.table import Table
 
-from ..hooks import SparseLoggerHook, SparseRuntimeInfoHook
+from mmtempo.hooks import SparseLoggerHook, SparseRuntimeInfoHook
+
 from .harness import Report, Timing, interleave, ratio
 
 # The bars of the issue that asked for this benchmark.

@@ -14,11 +14,12 @@ from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from rich.table import Table
 
-from ..loaders import Place, build_prefetch_dataloader, stack_collate
-from .checkpoint import take_rounds
+from mmtempo.benchmarks.checkpoint.measure import take_rounds
+from mmtempo.benchmarks.loader.pictures import write_pictures
+from mmtempo.benchmarks.loader.rounds import as_in_training
+from mmtempo.loaders import Place, build_prefetch_dataloader, stack_collate
+
 from .harness import Report, Timing, ratio
-from .loader_pictures import write_pictures
-from .loader_rounds import as_in_training
 from .side_effects import measure_side_effects
 
 # The bars of the issue that asked for this benchmark.

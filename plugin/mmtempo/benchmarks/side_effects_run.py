@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from ..core.machine_readings import MachineReadings
-from ..core.machine_watch import MachineWatch
-from ..loaders import Place, build_prefetch_dataloader
-from .checkpoint import STATES
-from .checkpoint_arms import Arm
+from mmtempo.benchmarks.checkpoint.arms import Arm
+from mmtempo.benchmarks.checkpoint.measure import STATES
+from mmtempo.loaders import Place, build_prefetch_dataloader
+from mmtempo.system.readings import MachineReadings
+from mmtempo.system.sampler import MachineWatch
 
 WARM_UP = 10  # steps before each window
 REST = 0.5  # seconds after the work: workers have made what they prefetch

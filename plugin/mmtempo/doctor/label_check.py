@@ -9,8 +9,8 @@ import torch
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
-from ..bev import BEVSegmentor
-from ..bev.labels import CLASSES, IGNORE_BIT
+from mmtempo.workloads.bev.models.bev_segmentor import BEVSegmentor
+from mmtempo.workloads.bev.structures.labels import CLASSES, IGNORE_BIT
 
 NAMES = ('seg_map_path', 'img_path', 'bev_path', 'token')
 

@@ -36,11 +36,12 @@ from mmengine.registry import (
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from .. import loops
-from ..bev import BEVSegmentor
-from ..resume import newest_of
-from ..serialization import load_from_local
-from ..stack import OPS_COMMAND, has_compiled_ops, installed_versions
+from mmtempo import loops
+from mmtempo.checkpoint.loading import load_from_local
+from mmtempo.checkpoint.resume import newest_of
+from mmtempo.dependencies import OPS_COMMAND, has_compiled_ops, installed_versions
+from mmtempo.workloads.bev.models.bev_segmentor import BEVSegmentor
+
 from .label_check import check_labels
 
 # Classes that mmcv registers only together with its compiled operators.

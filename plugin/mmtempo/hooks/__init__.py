@@ -1,6 +1,7 @@
-"""Hooks: thin adapters between mmengine's Runner and the rest of the package."""
+"""Registered hooks: thin adapters between mmengine's Runner and the rest of the package."""
 
 from .async_checkpoint_hook import AsyncCheckpointHook
+from .bev_visualization_hook import BEVVisualizationHook
 from .model_tuning_hook import ModelTuningHook
 from .progressive_training_hook import ProgressiveTrainingHook
 from .run_summary_hook import RunSummaryHook
@@ -10,6 +11,7 @@ from .throughput_monitor_hook import ThroughputMonitorHook
 
 __all__ = [
     'AsyncCheckpointHook',
+    'BEVVisualizationHook',
     'ModelTuningHook',
     'ProgressiveTrainingHook',
     'RunSummaryHook',

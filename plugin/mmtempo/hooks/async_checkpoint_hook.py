@@ -10,17 +10,18 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
-from ..core.folder_lock import FolderLock
-from ..downloads import register_safe_downloads
-from ..loops.owed_evaluation import is_owed
-from ..resume import MARKER
-from . import checkpoint_folder as folder
-from .checkpoint_saving import CheckpointSaving, SavingRunner
-from .policy_resume import fit_to_policy
-from .snapshot_fence import SnapshotFence, change_weights_after, may_read_files
+from mmtempo.checkpoint import directory as folder
+from mmtempo.checkpoint.downloads import register_safe_downloads
+from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
+from mmtempo.checkpoint.resume import MARKER
+from mmtempo.checkpoint.saver import CheckpointSaving, SavingRunner
+from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs
+from mmtempo.checkpoint.weights_check import WeightsCheck
+from mmtempo.evaluation.owed_evaluation import is_owed
+from mmtempo.policies.resume import fit_to_policy
+from mmtempo.system.folder_lock import FolderLock
+
 from .sparse_logger_hook import SparseLoggerHook
-from .stop_on_signal import StopOnSignal, counts_epochs, repeats_epochs
-from .weights_check import WeightsCheck
 
 INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
 

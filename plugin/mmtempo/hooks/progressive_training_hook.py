@@ -9,13 +9,13 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..loaders import Place
-from ..loops import PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop
-from ..loops.prefetching import PLACE
-from .checkpoint_content import unwrapped
-from .iteration_rate import IterationRate
-from .live_transforms import LiveTransforms
-from .training_stages import Stage, parse_stages
+from mmtempo.checkpoint.content import unwrapped
+from mmtempo.loaders import Place
+from mmtempo.loops import PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop
+from mmtempo.loops.training_batches import PLACE
+from mmtempo.progressive.live_transforms import LiveTransforms
+from mmtempo.progressive.lr_factor import IterationRate
+from mmtempo.progressive.stages import Stage, parse_stages
 
 NEEDED = (PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop)
 

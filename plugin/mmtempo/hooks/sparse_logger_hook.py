@@ -12,13 +12,13 @@ from mmengine.hooks import CheckpointHook, LoggerHook
 from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 
-from ..core.eta import RemainingTime
-from ..core.write_guard import WriteGuard
-from .guarded_scalars import GuardedScalars
-from .log_file import LogFile
-from .progress_bar import ProgressBar
-from .sparse_scalars import SparseScalars
-from .weights_check import is_copied_now
+from mmtempo.checkpoint.weights_check import is_copied_now
+from mmtempo.logging.eta import RemainingTime
+from mmtempo.logging.guarded_scalars import GuardedScalars
+from mmtempo.logging.log_file import LogFile
+from mmtempo.logging.progress_bar import ProgressBar
+from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.utils.write_guard import WriteGuard
 
 # In the message hub, until the line is written: what another hook has for the same step.
 ALONG = 'mmtempo_along'

@@ -11,14 +11,14 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
-from ..core.nonfinite import NonFiniteWatch
-from ..core.snapshot import Late
-from ..downloads import register_safe_downloads
-from .bounded_history import BoundedHistory
-from .checkpoint_content import leaves_late
-from .sparse_scalars import SparseScalars
-from .stop_on_signal import is_training
-from .weights_check import WeightsCheck, await_saves, is_copied_now, saves_copies
+from mmtempo.checkpoint.content import leaves_late
+from mmtempo.checkpoint.downloads import register_safe_downloads
+from mmtempo.checkpoint.io.snapshot import Late
+from mmtempo.checkpoint.signals import is_training
+from mmtempo.checkpoint.weights_check import WeightsCheck, await_saves, is_copied_now, saves_copies
+from mmtempo.logging.bounded_history import BoundedHistory
+from mmtempo.logging.nonfinite import NonFiniteWatch
+from mmtempo.logging.scalar_buffer import SparseScalars
 
 TOTALS = 'mmtempo_totals'
 RUNNING = ('mean', 'min', 'max', 'current')

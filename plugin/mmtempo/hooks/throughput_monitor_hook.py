@@ -10,11 +10,12 @@ from mmengine.logging import HistoryBuffer
 from mmengine.registry import HOOKS
 from torch import nn
 
-from .monitor_options import MonitorOptions
+from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.monitor.options import MonitorOptions
+from mmtempo.monitor.profile_window import modules_of
+from mmtempo.monitor.training_monitor import TrainingMonitor
+
 from .sparse_logger_hook import SparseLoggerHook, writes_line
-from .sparse_scalars import SparseScalars
-from .stage_window import modules_of
-from .training_monitor import TrainingMonitor
 
 TIME, DATA_TIME = 'train/time', 'train/data_time'
 

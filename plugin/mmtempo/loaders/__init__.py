@@ -1,17 +1,18 @@
 """Loaders: from a dataloader config to batches that are there before they are needed."""
 
-from ..core.sample_cache import SharedSampleCache
+from mmtempo.datasets.cache.sample_cache import SharedSampleCache
+from mmtempo.datasets.cached_dataset import CachedDataset
+from mmtempo.datasets.samplers.class_balanced_sampler import ClassBalancedSampler
+from mmtempo.datasets.samplers.pk_sampler import PKSampler
+from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
+
 from .batch_stream import Place
 from .build import build_prefetch_dataloader
-from .cached_dataset import CachedDataset
-from .class_balanced_sampler import ClassBalancedSampler
+from .collate.pad_collate import pad_collate
+from .collate.sample_batch import SampleBatch
+from .collate.stack_collate import stack_collate
 from .errors import LoaderError
-from .pad_collate import pad_collate
-from .pk_sampler import PKSampler
 from .prefetch_dataloader import PrefetchDataLoader
-from .resumable_infinite_sampler import ResumableInfiniteSampler
-from .sample_batch import SampleBatch
-from .stack_collate import stack_collate
 
 __all__ = [
     'CachedDataset',

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from mmengine.dataset import DefaultSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from ..core.randomness import OwnRandomness
-from ..core.slabs import Loan
-from .epoch_sampler import EpochSampler
-from .resumable_infinite_sampler import ResumableInfiniteSampler
+from mmtempo.datasets.samplers.epoch_sampler import EpochSampler
+from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
+from mmtempo.utils.rng import OwnRandomness
+
+from .shared_slabs import Loan
 
 # They draw from generators of their own, if at all.
 PURE = (DefaultSampler, EpochSampler, ResumableInfiniteSampler, SequentialSampler)

@@ -27,16 +27,17 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ..core.device import current_device_index
-from ..core.host_limits import Limits
-from ..core.randomness import seeded
-from ..core.slabs import Slabs
-from .metadata import share_metadata
+from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
+from mmtempo.device.streams import current_device_index
+from mmtempo.loaders.collate.stack_collate import stack_collate
+from mmtempo.loaders.collate.stacked_inputs import takes_stacked_inputs
+from mmtempo.system.limits import Limits
+from mmtempo.utils.rng import seeded
+
+from .planner import check_sample_bytes, count_segments, plan_loader
 from .prefetch_dataloader import PrefetchDataLoader
-from .preflight import check_sample_bytes, count_segments, plan_loader
-from .resumable_infinite_sampler import ResumableInfiniteSampler
-from .stack_collate import stack_collate
-from .stacked_inputs import takes_stacked_inputs
+from .shared_metadata import share_metadata
+from .shared_slabs import Slabs
 from .worker import WorkerStart
 
 TIMEOUT = 600.0

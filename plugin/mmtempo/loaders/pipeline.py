@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.background import Background
-from ..core.host_limits import oom_kills
-from ..core.slabs import Loan, Packed, Pinned, Slabs
+from mmtempo.system.limits import oom_kills
+
+from .background_iterator import Background
 from .batch_stream import Place, Ticket
-from .deaths import why_os_error, why_worker_died
 from .errors import LoaderError
+from .shared_slabs import Loan, Packed, Pinned, Slabs
 from .worker import Board, Origin
+from .worker_errors import why_os_error, why_worker_died
 from .worker_pool import WorkerPool
 
 # What may come of a worker's death, and seconds until that itself is known.

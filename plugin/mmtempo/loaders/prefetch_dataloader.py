@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ..core.slabs import Slabs
 from .batch_stream import BatchStream, Place
 from .pipeline import Delivery, Pipeline, Waiting
-from .preflight import LoaderPlan
+from .planner import LoaderPlan
+from .shared_slabs import Slabs
 from .worker import Board, InSlab, SeededDataset, WorkerStart
 from .worker_pool import Feed, WorkerPool
 

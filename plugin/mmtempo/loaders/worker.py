@@ -17,10 +17,11 @@ import cv2
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from ..core.randomness import generator_states, seed_generators, set_generator_states
-from ..core.slabs import Loan, Packed, pack
-from ..core.threads import HelperThread
+from mmtempo.utils.rng import generator_states, seed_generators, set_generator_states
+from mmtempo.utils.threads import HelperThread
+
 from .batch_stream import Ticket
+from .shared_slabs import Loan, Packed, pack
 
 IDLE, BUSY = range(2)
 STATE, INDEX, SINCE, PROCESS, FAILED = range(5)

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from ..core.background import Background
+from .background_iterator import Background
 from .batch_stream import Ticket
 from .worker import one_thread_each
 

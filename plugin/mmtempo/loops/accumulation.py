@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from mmengine.optim import OptimWrapper
 
-from ..loaders import PrefetchDataLoader
+from mmtempo.loaders import PrefetchDataLoader
 
 COUNTS = ('iterations', 'updates')
 INSTEAD = "or use train_cfg.count='iterations'"

@@ -13,7 +13,7 @@ from mmengine.hooks import CheckpointHook, EarlyStoppingHook, LoggerHook, ParamS
 from mmengine.runner import BaseLoop
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from ..loaders import PrefetchDataLoader
+from mmtempo.loaders import PrefetchDataLoader
 
 PREFIX = 'subset/'
 # They decide by a score, which that of a subset is not: which weights are best, when to stop,

@@ -7,11 +7,12 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
-from ..core.shared_failure import shared_failure
-from ..loaders import Place, PrefetchDataLoader
+from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
+from mmtempo.loaders import Place, PrefetchDataLoader
+
 from .accumulation import batches_per_iteration, check_wrapper, counted, uncounted
-from .owed_evaluation import evaluate_owed, is_due
-from .prefetching import TrainingBatches, build, prefetch_to_device
+from .shared_failure import shared_failure
+from .training_batches import TrainingBatches, build, prefetch_to_device
 
 
 @LOOPS.register_module()

@@ -7,7 +7,7 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import TestLoop
 
-from .prefetching import build, evaluate, prefetch_to_device
+from .training_batches import build, evaluate, prefetch_to_device
 
 
 @LOOPS.register_module()

@@ -9,7 +9,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import ValLoop
 
 from .evaluation_subset import EvaluationSubset, check_subset, tell_hooks
-from .prefetching import build, evaluate, prefetch_to_device
+from .training_batches import build, evaluate, prefetch_to_device
 
 
 @LOOPS.register_module()

@@ -15,7 +15,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
 from torch import Tensor, nn
 
-from ..core.guarded_step import GuardedGradScaler, is_fused
+from .skippable_step import GuardedGradScaler, is_fused
 from .sparse_optim_wrapper import SparseOptimWrapper
 
 DEVICES = ('cuda', 'npu', 'mlu', 'musa', 'cpu')

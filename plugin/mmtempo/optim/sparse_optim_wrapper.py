@@ -13,7 +13,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 
-from ..core.guarded_step import decides_on_device, step_unless
+from .skippable_step import decides_on_device, step_unless
 from .update_window import UpdateWindow
 
 

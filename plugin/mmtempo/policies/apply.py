@@ -11,8 +11,9 @@ from mmengine.config import Config
 from mmengine.registry import LOOPS, METRICS
 from mmseg.evaluation import IoUMetric
 
-from ..optim import SparseAmpOptimWrapper, SparseOptimWrapper
-from ..overlay import US, Change, class_of, optim_wrapper_class, zero_wait
+from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
+
+from .drop_in import US, Change, class_of, optim_wrapper_class, zero_wait
 from .editor import Editor
 from .policy import KEY, of_policy
 from .schedule import Rescaling, rescale_schedulers, warm_up_of

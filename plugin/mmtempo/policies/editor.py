@@ -7,7 +7,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from ..overlay import Change
+from .drop_in import Change
 
 _MISSING = object()
 

@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..core.durations import counted
-from .figures import MISSING, digits, duration, number, percent, size
+from mmtempo.utils.units import counted
+
+from .format import MISSING, digits, duration, number, percent, size
 from .run_log import RunLog
 
 LEAST = 0.001  # share of the time from which on a phase is listed

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..core.tempo_meter import KEEP
-from ..core.window_means import WindowMeans
-from .figures import number
+from mmtempo.timing.statistics import KEEP
+from mmtempo.timing.window_means import WindowMeans
+
+from .format import number
 
 Line = dict[str, Any]
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.durations import counted
-from ..core.run_record import LINES, SUMMARY, VERSION
-from .figures import number
+from mmtempo.timing.run_files import LINES, SUMMARY, VERSION
+from mmtempo.utils.units import counted
+
+from .format import number
 from .recovery import recovered_summary
 from .stock_log import MONITOR, find_stock, stock_content, timestamped, unmonitored_since
 

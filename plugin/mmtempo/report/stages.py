@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.durations import counted
-from .figures import number
+from mmtempo.utils.units import counted
+
+from .format import number
 
 
 def title(found: Mapping[str, Any]) -> str:

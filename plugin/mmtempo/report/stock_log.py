@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .figures import number, percent
+from .format import number, percent
 from .recovery import memory_of, phase_totals, total
 
 LONGEST = 1 << 20  # characters of a line of a log

@@ -11,10 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..core.durations import counted
-from ..core.tempo_meter import EVEN, is_even
+from mmtempo.timing.statistics import EVEN, is_even
+from mmtempo.utils.units import counted
+
 from . import stages
-from .figures import MISSING, digits, duration, number, percent
+from .format import MISSING, digits, duration, number, percent
 
 MOST = 5  # stalls and causes that are listed
 MOST_STAGES = 20  # parts of the forward pass, which the config has asked for

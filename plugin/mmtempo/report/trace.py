@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .figures import number
-from .files import write_whole
+from mmtempo.utils.atomic_file import write_whole
+
+from .format import number
 from .run_log import RunLog
 
 _PROCESS, _ITERATIONS, _STALLS = 1, 1, 2  # numbers of the trace's process and threads

@@ -1,0 +1,1 @@
+"""Benchmark of checkpoint saves against the stock hook."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the loader and of PKSampler against stock."""

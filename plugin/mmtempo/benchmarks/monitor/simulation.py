@@ -1,0 +1,133 @@
+"""A training of any length on a made-up clock, watched and written down as a real one is."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from mmtempo.loaders.pipeline import Delivery
+from mmtempo.loaders.worker import Origin
+from mmtempo.monitor.run_recorder import RunReport
+from mmtempo.monitor.training_monitor import FACTS
+from mmtempo.timing.run_files import RunRecord
+from mmtempo.timing.statistics import TempoMeter
+from mmtempo.timing.timeline import Timeline
+
+INTERVAL = 50  # iterations between two log lines
+STALL = 331  # iterations between two slow ones
+WARNING = 10_000  # iterations between two warnings
+PHASES = ('data', 'forward', 'backward', 'step', 'hook:SparseLoggerHook', 'hook:X')
+SETTING = dict(
+    loop='PrefetchIterBasedTrainLoop', by_epoch=False, epoch_length=7000, num_workers=8,
+    batch_size=4, world=2, accumulation=1, log_interval=INTERVAL, val_interval=5000,
+    checkpoint_interval=5000, max_iters=1_000_000, parts=['PrefetchIterBasedTrainLoop'],
+)  # fmt: skip
+
+
+class Simulation:
+    """All that `TrainingMonitor` does in an iteration, but for the iteration.
+
+    Args:
+        folder: Gets the files that a work dir gets.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._now = 0
+        self._timeline = Timeline('data', len(FACTS), clock=lambda: self._now)
+        self._phases = [self._timeline.phase(name) for name in PHASES]
+        meter = TempoMeter(
+            self._timeline,
+            FACTS,
+            {'hook:X': 'hook', 'hook:SparseLoggerHook': 'logging'},
+            machine=lambda start, end: dict(psi_cpu=0.1 * (end - start)),
+        )
+        self._report = RunReport(dict(SETTING), meter, RunRecord(folder, print), first=0)
+        noise = random.Random(0)
+        # Drawn once: to draw each would take longer than all that is measured.
+        self._noise = [int(2e7 * noise.lognormvariate(0, 0.1)) for _ in range(5003)]
+        self._totals = [0.0] * len(FACTS)
+        self._number = 0
+
+    def run(self, until: int) -> None:
+        """Go on up to this iteration."""
+        for number in range(self._number + 1, until + 1):
+            self._iterate(number)
+            if number % INTERVAL == 0:
+                self._tell(number)
+        self._number = until
+
+    def _iterate(self, number: int) -> None:
+        noise, timeline = self._noise, self._timeline
+        for place, phase in enumerate(self._phases):
+            self._now += noise[(number * len(PHASES) + place) % len(noise)]
+            if place == 0:
+                timeline.begin()
+            else:
+                timeline.mark(phase)
+        if number % STALL == 0:
+            self._now += 10**9
+            timeline.mark(self._phases[-1])
+            self._totals[1] += 5000.0
+        self._totals[0] += number % 3 == 0
+        origin = Origin(number % 8, 0.07, 4 * number, 0.05)
+        delivery = Delivery([4 * number + place for place in range(4)], 0.0, origin)
+        timeline.tell(self._totals.copy(), dict(shape=(4, 3, 600, 800), delivery=delivery))
+
+    def _tell(self, number: int) -> None:
+        """A log point."""
+        report, seconds = self._report, self._now * 1e-9
+        device = dict(allocated=11 << 30, utilisation=0.8 + number % 7 / 100, throttle=[])
+        now = dict(time=seconds, ram_used=0.4, ram_of='the machine', device=device)
+        report.know(
+            memory=dict(now=now, peak=now),
+            ranks=dict(data=dict(max=0.02, rank=number % 2), step=dict(max=0.1, rank=0)),
+            device=dict(forward=dict(seconds=0.02 * number, p50=0.02, count=number)),
+        )
+        if number % WARNING == 0:
+            report.warn(f'at iteration {number}', number)
+        window = report.window()
+        if window is not None:
+            report.line(window)
+            report.scalars(window)
+
+
+class Held(NamedTuple):
+    """What is in memory: bytes that a simulation holds, and objects of the whole process."""
+
+    bytes: int
+    objects: int
+
+
+def held(folder: str, *iterations: int) -> list[Held]:
+    """What a simulated training holds in memory at these iterations, which rise.
+
+    Args:
+        folder: For its files.
+        iterations: At which it is looked.
+    """
+    simulation, found = Simulation(folder), []
+    for number in iterations:
+        simulation.run(number)
+        gc.collect()
+        found.append(Held(bytes_of(simulation), len(gc.get_objects())))
+    return found
+
+
+# Shared with everything else, and as large as they were.
+CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
+
+
+def bytes_of(root: Any) -> int:
+    """Of an object with all that it holds; tracemalloc would make everything four times as slow."""
+    size, seen, todo = 0, {id(root)}, [root]
+    while todo:
+        one = todo.pop()
+        size += sys.getsizeof(one)
+        for other in gc.get_referents(one):
+            if id(other) not in seen and not isinstance(other, CODE):
+                seen.add(id(other))
+                todo.append(other)
+    return size

@@ -1,0 +1,1 @@
+"""Checkpoints: what is saved, when, where, and how it is loaded."""

@@ -1,0 +1,1 @@
+"""Snapshot, archive and write a checkpoint; knows torch, and no mm-package."""

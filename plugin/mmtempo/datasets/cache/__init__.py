@@ -1,0 +1,1 @@
+"""A cache of samples in memory that all worker processes share."""

@@ -1,0 +1,1 @@
+"""Read and decode image files, with errors that name the file."""

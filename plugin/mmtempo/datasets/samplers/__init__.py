@@ -1,0 +1,7 @@
+"""Samplers: endless and resumable, balanced by class, P x K by identity."""
+
+from .class_balanced_sampler import ClassBalancedSampler
+from .pk_sampler import PKSampler
+from .resumable_infinite_sampler import ResumableInfiniteSampler
+
+__all__ = ['ClassBalancedSampler', 'PKSampler', 'ResumableInfiniteSampler']

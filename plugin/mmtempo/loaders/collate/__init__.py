@@ -1,0 +1,1 @@
+"""Collate functions: from samples to a batch."""

@@ -1,0 +1,1 @@
+"""Scalars, histories and log output."""

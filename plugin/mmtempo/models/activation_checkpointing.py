@@ -1,0 +1,169 @@
+"""Parts of a model that compute their activations again instead of keeping them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from mmtempo.monitor.forward_profile import opened
+
+STACKS = ('stages', 'layers')
+
+
+def checkpoint_module(module: nn.Module) -> Callable[[], None]:
+    """Have a module keep its inputs alone for the backward pass; returns what takes that back.
+
+    Its class becomes a subclass of its own one, as torch's `parametrize` does it: module,
+    parameters, hooks and names in a state dict stay what they are. A copy, deep or pickled, is of
+    the own class again.
+
+    It is torch's checkpoint without reentrance, which works under DDP also where that looks for
+    unused parameters, and with inputs that need no gradient. Batch norms update their averages
+    once, in the forward pass; inside `torch.compile` they do so twice, as with torch's own.
+
+    Args:
+        module: Not one that is checkpointed already; its `forward` is that of its class.
+    """
+    own: Any = type(module)
+    if issubclass(own, _Checkpointed):
+        raise ValueError(f'{own.__name__} is checkpointed already')
+    if 'forward' in vars(module):
+        raise ValueError(
+            f'this {own.__name__} has got a forward of its own, as `activation_checkpointing` at '
+            'the top of a config gives it; use that or this'
+        )
+    did_itself: Any = getattr(module, 'with_cp', None)
+    module.__class__ = _checkpointed_class(own)
+    if did_itself:
+        module.with_cp = False  # type: ignore[assignment]
+
+    def undo() -> None:
+        module.__class__ = own
+        if did_itself:
+            module.with_cp = did_itself
+
+    return undo
+
+
+def find_units(model: nn.Module) -> dict[str, nn.Module]:
+    """What is worth to be checkpointed in a model, by name; the first of these that there is.
+
+    1. Modules whose class knows `with_cp`, as the blocks of mmseg's Swin, ResNet, MiT and HRNet;
+       the outermost ones.
+    2. The stages of the backbone, or of a backbone in it: what is in `stages` or `layers`, or
+       `layer1`, `layer2`, ...
+    3. Children of the backbone that have parameters.
+
+    Args:
+        model: Not wrapped.
+    """
+    units = dict(_outermost(model, ''))
+    backbone = getattr(model, 'backbone', None)
+    if units or not isinstance(backbone, nn.Module):
+        return units
+    inner = getattr(backbone, 'backbone', None)
+    if isinstance(inner, nn.Module):
+        units = _stages(inner, 'backbone.backbone')
+    units = units or _stages(backbone, 'backbone')
+    units = units or {f'backbone.{name}': child for name, child in backbone.named_children()}
+    return {
+        name: unit
+        for name, unit in opened(units.items())
+        if next(unit.parameters(), None) is not None
+    }
+
+
+class _Checkpointed(nn.Module):
+    """Stands between an instance and its class."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        if not torch.compiler.is_compiling():  # which takes no contexts
+            norms = [module for module in self.modules() if _averages(module)]
+            if norms:
+                kwargs['context_fn'] = lambda: (nullcontext(), _AveragesStay(norms))
+        return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        parts: Any = super().__reduce_ex__(protocol)
+        return (_blank, (type(self).__mro__[2],), *parts[2:])
+
+
+def _blank(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+@functools.cache
+def _checkpointed_class(own: Any) -> Any:
+    metaclass: Any = type(own)
+    about = f'{own.__name__} that keeps its inputs alone for the backward pass.'
+    members = dict(__module__=__name__, __doc__=about)
+    return metaclass(f'Checkpointed{own.__name__}', (_Checkpointed, own), members)
+
+
+class _AveragesStay:
+    """While a part is run again, its batch norms leave their averages and counts alone.
+
+    They still see buffers to update: what autograd keeps has to be what it was.
+    """
+
+    def __init__(self, norms: list[Any]) -> None:
+        self._norms = norms
+        self._before: list[tuple[Any, Any, Any]] = []
+
+    def __enter__(self) -> None:
+        self._before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        counts: dict[torch.device, torch.Tensor] = {}
+        for norm, _, count in self._before:
+            norm.momentum = 0.0
+            norm.num_batches_tracked = counts.setdefault(count.device, torch.zeros_like(count))
+
+    def __exit__(self, *error: Any) -> None:
+        for norm, momentum, count in self._before:
+            norm.momentum, norm.num_batches_tracked = momentum, count
+        self._before = []
+
+
+def _averages(module: nn.Module) -> bool:
+    return (
+        isinstance(module, _BatchNorm)
+        and module.training
+        and module.track_running_stats
+        and module.num_batches_tracked is not None
+    )
+
+
+def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    own: Any = type(module)
+    if hasattr(module, 'with_cp') and _asks_with_cp(own):
+        yield name, module
+        return
+    for inner, child in module.named_children():
+        yield from _outermost(child, f'{name}.{inner}' if name else inner)
+
+
+@functools.cache
+def _asks_with_cp(cls: type) -> bool:
+    """Whether `forward` does; a backbone only passes it on to its blocks."""
+    forwards = (vars(base)['forward'] for base in cls.__mro__ if 'forward' in vars(base))
+    codes = (getattr(inspect.unwrap(forward), '__code__', None) for forward in forwards)
+    return any(code is not None and 'with_cp' in code.co_names for code in codes)
+
+
+def _stages(module: nn.Module, name: str) -> dict[str, nn.Module]:
+    for key in STACKS:
+        stack = getattr(module, key, None)
+        if isinstance(stack, (nn.ModuleList, nn.Sequential)):
+            return {f'{name}.{key}.{inner}': child for inner, child in stack.named_children()}
+    children = module.named_children()
+    return {f'{name}.{key}': child for key, child in children if re.fullmatch(r'layer\d+', key)}

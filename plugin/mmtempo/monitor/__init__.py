@@ -1,0 +1,1 @@
+"""Observe a running training: timers, profiles and the run's records."""

@@ -1,0 +1,1 @@
+"""Progressive training: stages that change size, batch and learning rate."""

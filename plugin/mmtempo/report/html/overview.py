@@ -1,0 +1,195 @@
+"""The top of the page: which run this is, the verdict, the key figures."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mmtempo.report.format import MISSING, digits, duration, number, percent
+from mmtempo.report.run_log import RunLog
+from mmtempo.timing.statistics import EVEN, is_even
+from mmtempo.utils.units import counted
+
+from .markup import Markup, element, put
+
+_STATUS = {
+    'completed': 'completed',
+    'interrupted': 'interrupted',
+    'crashed': 'crashed',
+    'running': 'still running, or killed',
+}
+
+
+def header(log: RunLog) -> Markup:
+    """Name, state, when, how far."""
+    summary = log.summary
+    status = str(summary.get('status') or '')
+    pill = element('span', _STATUS.get(status, status), class_=f'pill {_word(status)}')
+    facts = [
+        _moment(summary.get('started')),
+        _length(log),
+        _progress(summary),
+        log.machine.get('accelerator') or log.machine.get('cpu'),
+    ]
+    return element(
+        'header',
+        element('p', 'mmtempo report', class_='brand'),
+        element('h1', log.name, ' ', pill if status else None),
+        element('p', ' · '.join(str(fact) for fact in facts if fact), class_='facts'),
+        element('p', str(log.source), class_='path'),
+        element('p', summary['error'], class_='error') if summary.get('error') else None,
+    )
+
+
+def verdict(log: RunLog) -> Markup:
+    """What to think of it, why, and what to change."""
+    found = log.summary.get('verdict') or _own_verdict(log)
+    changes = [change for change in found.get('change') or [] if change.get('override')]
+    parts = [element('h2', found.get('headline') or 'No verdict was written', class_='headline')]
+    if found.get('why'):
+        parts.append(element('ul', *(element('li', reason) for reason in found['why'])))
+    if changes:
+        parts.append(element('h3', 'What to change'))
+        parts += [_change(f'--cfg-options {c["override"]}', c.get('why')) for c in changes]
+    if len(changes) > 1:
+        together = ' '.join(str(change['override']) for change in changes)
+        parts.append(_change(f'--cfg-options {together}', 'All of it at once'))
+    return element('section', *parts, class_='card verdict')
+
+
+def _change(command: str, why: Any) -> Markup:
+    copy = element('button', 'Copy', type='button', data_copy=command)
+    return element(
+        'div',
+        element('div', element('code', command), copy, class_='command'),
+        element('p', why, class_='note') if why else None,
+        class_='change',
+    )
+
+
+def _own_verdict(log: RunLog) -> dict[str, Any]:
+    """For runs that were killed before they had written one: only what the figures say."""
+    lost = log.summary.get('lost') or {}
+    causes = lost.get('by_cause') or {}
+    why = []
+    if causes:
+        name = max(causes, key=lambda cause: number(causes[cause].get('seconds')) or 0)
+        seconds = duration(causes[name].get('seconds'))
+        why.append(f'Most of it: {name}, {seconds} in {_times(causes[name].get("count"))}.')
+    if number(lost.get('share')) is None:
+        return dict(headline='No verdict was written', why=why)
+    return dict(headline=f'{percent(lost["share"])} of the time was lost to stalls', why=why)
+
+
+def tiles(log: RunLog) -> Markup | None:
+    """The figures to remember."""
+    summary, lost = log.summary, log.summary.get('lost') or {}
+    variation = number(summary.get('cv'))
+    p95, p99 = summary.get('p95'), summary.get('p99')
+    found = [
+        _speed('steady', summary.get('steady'), summary.get('samples_per_s_steady')),
+        _speed(
+            'as logged' if log.kind == 'stock' else 'end to end',
+            summary.get('it_per_s'),
+            summary.get('samples_per_s'),
+        ),
+        _tile(
+            'lost to stalls',
+            percent(lost.get('share')),
+            f'{duration(lost.get("seconds"))} in {_times(lost.get("count"))}',
+        ),
+        _tile(
+            'variation',
+            percent(variation),
+            _evenness(variation),
+        ),
+        _tile(
+            'iteration, p50',
+            duration(summary.get('p50')),
+            f'p95 {duration(p95)} · p99 {duration(p99)}' if number(p95) is not None else None,
+        ),
+    ]
+    shown = [tile for tile in found if tile]
+    return element('dl', *shown, class_='tiles') if shown else None
+
+
+def _evenness(variation: float | None) -> str | None:
+    if variation is None:
+        return None
+    return f'{"even" if is_even(variation) else "uneven"} (target < {percent(EVEN)})'
+
+
+def _times(count: Any) -> str:
+    found = number(count)
+    return f'{MISSING} iterations' if found is None else counted(round(found), 'iteration')
+
+
+def _speed(name: str, iterations: Any, samples: Any) -> Markup | None:
+    more = None if number(samples) is None else digits(samples, 'samples/s')
+    return _tile(name, digits(iterations, 'it/s'), more)
+
+
+def _tile(name: str, figure: str, more: str | None) -> Markup | None:
+    """Nothing where the figure was not measured."""
+    if figure == MISSING:
+        return None
+    note = element('dd', more, class_='note') if more else None
+    return element('div', element('dt', name), element('dd', figure), note)
+
+
+def notes(log: RunLog) -> Markup | None:
+    """What these files cannot tell."""
+    if not log.notes:
+        return None
+    title = 'What these logs cannot tell' if log.kind == 'stock' else 'About these files'
+    return element(
+        'section',
+        element('h2', title),
+        element('ul', *(element('li', note) for note in log.notes)),
+        class_='card about',
+    )
+
+
+def _length(log: RunLog) -> str | None:
+    seconds = number(log.summary.get('seconds'))
+    about = 'about ' if log.kind == 'stock' else ''  # without evaluations
+    return None if seconds is None else f'{about}{duration(seconds)} of training'
+
+
+def _progress(summary: dict[str, Any]) -> str | None:
+    last, whole = number(summary.get('last_iter')), number(summary.get('max_iters'))
+    if last is None:
+        return None
+    first = number(summary.get('first_iter'))
+    text = f'iteration {last:.0f}' + (f' of {whole:.0f}' if whole else '')
+    return text + (f', resumed at {first:.0f}' if first else '')
+
+
+def _moment(unix: Any) -> str | None:
+    found = number(unix)
+    return None if not found else time.strftime('%Y-%m-%d %H:%M', time.localtime(found))
+
+
+def _word(status: str) -> str:
+    return status if status in _STATUS else ''
+
+
+def document(title: str, style: str, *body: Any) -> str:
+    """A whole page. The policy makes the browser refuse any access to the network."""
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        'img-src data: blob:'
+    )
+    policy_tag = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return ''.join(
+        (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+            policy_tag,
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            put(element('title', title)),
+            f'<style>{style}</style></head><body><main>',
+            put(*body),
+            '</main></body></html>\n',
+        )
+    )

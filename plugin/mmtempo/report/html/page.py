@@ -1,0 +1,140 @@
+"""One HTML file of a run: charts and tables, no network, opens from the disk."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+from importlib import resources
+from pathlib import Path
+
+from mmtempo.report.run_log import RunLog
+from mmtempo.utils.atomic_file import write_whole
+
+from . import overview, tables
+from .chart import Chart
+from .charts import charts, colors_of
+from .markup import Markup, element, put, script_json
+
+NEEDS = 'the HTML report draws with plotly, which is not installed: pip install "mmtempo[report]"'
+_NO_SCRIPT = 'The charts need JavaScript; every table is here without it.'
+
+
+def plotly_script() -> str:
+    """plotly.js, from the Python package that carries it."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(NEEDS, name='plotly') from error
+    return get_plotlyjs()
+
+
+def write_html(log: RunLog, path: str | os.PathLike[str]) -> Path:
+    """Write the report of a run; returns where it is."""
+    return write_whole(path, page(log, plotly_script()))
+
+
+def page(log: RunLog, script: str) -> str:
+    """The text of the page; `script` is plotly.js."""
+    colors = colors_of(log)
+    drawn = {chart.name: chart for chart in charts(log, colors)}
+    body = [
+        overview.header(log),
+        _section(element('p', f'{log.newer}.')) if log.newer else None,
+        overview.verdict(log),
+        overview.tiles(log),
+        overview.notes(log) if log.kind == 'stock' else None,
+        _warnings(log),
+        _section(_box(drawn, 'throughput')),
+        _section(_box(drawn, 'shares'), tables.phases(log, colors)),
+        _section(_box(drawn, 'phases')),
+        _stalls(log, drawn),
+        _section(_box(drawn, 'recent')),
+        _section(tables.stages(log)),
+        _memory(log, drawn),
+        _section(tables.ranks(log), title='Across processes'),
+        _environment(log),
+        overview.notes(log) if log.kind != 'stock' else None,
+        _data(list(drawn.values()), script) if drawn else None,
+    ]
+    return overview.document(f'{log.name} · mmtempo', _resource('page.css'), *body)
+
+
+def _stalls(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
+    listing, periods = tables.stalls(log), tables.periods(log)
+    pair = [box for box in (_box(drawn, 'lost'), _box(drawn, 'histogram')) if box]
+    return put(
+        element('div', *(element('section', box, class_='card') for box in pair), class_='pair')
+        if pair
+        else None,
+        _section(periods, title='What comes back'),
+        _section(tables.changes(log), title='Changes of pace'),
+        _section(listing, title='Slow iterations'),
+    )
+
+
+def _memory(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
+    box = _box(drawn, 'memory')
+    return _section(box, tables.memory(log), title=None if box else 'Memory and device')
+
+
+def _warnings(log: RunLog) -> Markup | None:
+    found = tables.warnings(log)
+    return element('section', element('h2', 'Warnings'), found, class_='card') if found else None
+
+
+def _environment(log: RunLog) -> Markup | None:
+    pair = [
+        element('section', element('h2', title), found, class_='card plain')
+        for title, found in (
+            ('Machine', tables.settings(log.machine)),
+            ('Settings', tables.settings(log.setting)),
+        )
+        if found
+    ]
+    return element('div', *pair, class_='pair') if pair else None
+
+
+def _section(*parts: Markup | None, title: str | None = None) -> Markup | None:
+    """A card with what there is; nothing where there is none of it."""
+    found = [part for part in parts if part]
+    if not found:
+        return None
+    return element('section', element('h2', title) if title else None, *found, class_='card')
+
+
+def _box(drawn: dict[str, Chart], name: str) -> Markup | None:
+    """Where page.js draws a chart."""
+    chart = drawn.get(name)
+    if chart is None:
+        return None
+    return element(
+        'figure',
+        element('figcaption', element('h2', chart.title), element('p', chart.note, class_='note')),
+        element(
+            'div',
+            element('noscript', _NO_SCRIPT),
+            class_='chart',
+            id=f'chart-{name}',
+            style=f'height:{chart.height}px',
+        ),
+    )
+
+
+def _data(found: list[Chart], script: str) -> Markup:
+    """Data of the charts, plotly.js in a third of its size, and the script that unpacks it."""
+    data = [
+        dict(name=c.name, data=c.data, layout=c.layout, config=c.config, has_key=c.has_key)
+        for c in found
+    ]
+    packed = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
+    return put(
+        Markup('<script type="application/json" id="charts">'),
+        script_json(data),
+        Markup(f'</script><script type="text/plain" id="plotly">{packed}</script>'),
+        Markup(f'<script>{_resource("page.js")}</script>'),
+    )
+
+
+def _resource(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding='utf-8')

@@ -1,0 +1,1 @@
+"""Readings and limits of the machine."""

@@ -1,0 +1,281 @@
+"""What the machine, and the container around this process, say of themselves at a moment.
+
+Each function returns what it knows by the names of a sample, and None where nobody says. Bytes
+and seconds; `psi_*`, `throttled`, `swap_in` and `swap_out` are totals since the machine, or the
+control group, began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from .limits import MEMORY_LIMITS, MEMORY_USAGE, _cached, _control_groups, _number, _read
+from .nvml import Nvml
+
+if TYPE_CHECKING:
+    import torch
+
+Figures = dict[str, Any]
+Reading = Callable[[], Figures | None]
+
+DISK_CACHE = ('Dirty', 'Writeback')
+# To and from a disk, or memory that is compressed (zswap): who needs the page waits for both.
+_SWAPPED = re.compile(r'^[pz]swp(in|out) (\d+)$', re.MULTILINE)
+_STALLED = re.compile(r'^some .*total=(\d+)', re.MULTILINE)
+# Version 2 counts microseconds, version 1 nanoseconds.
+_THROTTLED = re.compile(r'^throttled_(usec|time) (\d+)$', re.MULTILINE)
+_THROTTLED_UNITS = {'usec': 1e-6, 'time': 1e-9}
+_PSS = re.compile(r'^Pss:\s+(\d+) kB', re.MULTILINE)
+
+
+def memory(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
+    """`ram_used`, `ram_total`, `ram_of`, `swap_used`, `dirty`, `writeback`.
+
+    The first three are of the machine, or of the control group that is closest to its limit if
+    that is closer. What can be dropped when memory is asked for does not count as used.
+
+    Args:
+        root: Where the machine's file systems are. Defaults to '/'.
+        groups: Folders of control groups. Defaults to ().
+    """
+    if sys.platform != 'linux':
+        whole, swap = psutil.virtual_memory(), psutil.swap_memory()
+        used = 1 - whole.available / whole.total
+        return dict(ram_used=used, ram_total=whole.total, ram_of='the machine', swap_used=swap.used)
+    lines = (line.split() for line in _read(root, 'proc/meminfo').splitlines())
+    info = {line[0]: 1024 * int(line[1]) for line in lines}
+    if 'MemAvailable:' not in info:
+        return None
+    total = info['MemTotal:']
+    candidates = [(1 - info['MemAvailable:'] / total, total, 'the machine')]
+    for folder in groups:
+        usage = sum(_number(_read(folder, name)) or 0 for name in MEMORY_USAGE)
+        used = max(0, usage - _cached(folder))
+        limits = [_number(_read(folder, name)) for name in MEMORY_LIMITS]
+        candidates += [(used / limit, limit, 'the container') for limit in limits if limit]
+    found: Figures = dict(zip(('ram_used', 'ram_total', 'ram_of'), max(candidates)))
+    if {'SwapTotal:', 'SwapFree:'} <= set(info):
+        found['swap_used'] = info['SwapTotal:'] - info['SwapFree:']
+    return found | {name.lower(): info[f'{name}:'] for name in DISK_CACHE if f'{name}:' in info}
+
+
+def swapping(root: str = '/') -> Figures | None:
+    """`swap_in`, `swap_out`: of the whole machine, since it was started."""
+    if sys.platform == 'darwin':
+        swap = psutil.swap_memory()
+        return dict(swap_in=swap.sin, swap_out=swap.sout)
+    found: Figures = {}
+    for way, pages in _SWAPPED.findall(_read(root, 'proc/vmstat')):
+        name = f'swap_{way}'
+        found[name] = found.get(name, 0) + int(pages) * mmap.PAGESIZE
+    return found or None
+
+
+def shared_memory(root: str = '/') -> Figures | None:
+    """`shm_free`, `shm_total`: of /dev/shm."""
+    try:
+        found = os.statvfs(os.path.join(root, 'dev/shm'))
+    except (AttributeError, OSError):  # Windows has no statvfs
+        return None
+    return dict(shm_free=found.f_frsize * found.f_bavail, shm_total=found.f_frsize * found.f_blocks)
+
+
+def pressure(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
+    """`psi_cpu`, `psi_memory`, `psi_io`: seconds in which somebody waited for it.
+
+    Args:
+        root: Where the machine's file systems are. Defaults to '/'.
+        groups: Folders of control groups, the innermost first: it tells of this training and its
+            workers, the machine of all. Defaults to ().
+    """
+    found: Figures = {}
+    for what in ('cpu', 'memory', 'io'):
+        places = [(folder, f'{what}.pressure') for folder in groups]
+        places.append((root, f'proc/pressure/{what}'))
+        totals = (_STALLED.search(_read(*place)) for place in places)
+        first = next(filter(None, totals), None)
+        if first is not None:
+            found[f'psi_{what}'] = int(first[1]) * 1e-6
+    return found or None
+
+
+def throttling(groups: Sequence[str]) -> Figures | None:
+    """`throttled`: seconds for which a quota took CPUs away, those of all CPUs together."""
+    totals = [
+        int(number) * _THROTTLED_UNITS[unit]
+        for folder in groups
+        for unit, number in _THROTTLED.findall(_read(folder, 'cpu.stat'))
+    ]
+    return dict(throttled=sum(totals)) if totals else None
+
+
+def main_memory(process: psutil.Process) -> Figures:
+    """`main_rss`: of the process alone."""
+    return dict(main_rss=process.memory_info().rss)
+
+
+def tree_memory(pid: int) -> Figures:
+    """`tree_pss`, `tree_processes`: of a process and all that descend from it.
+
+    Memory shared by several counts once in their sum. Where the system does not say how much is
+    shared there is `tree_rss` instead, in which it counts for each of them.
+
+    It takes long where they hold much: the kernel goes through all their pages.
+    """
+    # The parent is looked at last: what a child maps meanwhile goes from the parent's share to
+    # its own, and would be in both.
+    family = family_of(pid)[::-1]
+    name, sizes = 'tree_pss', [_pss(one) for one in family]
+    if sizes[-1] is None:
+        name, sizes = 'tree_rss', [_rss(one) for one in family]
+    known = [size for size in sizes if size is not None]  # the others have ended meanwhile
+    return {name: sum(known), 'tree_processes': len(known)}
+
+
+def family_of(pid: int) -> list[int]:
+    """The process, its children, theirs, and so on; without going through all others."""
+    if not os.path.exists('/proc/thread-self/children'):  # another system, or a small kernel
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    family = [pid]
+    for one in family:
+        tasks = f'/proc/{one}/task'
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(tasks):  # each knows those that it has started
+                family += map(int, _read(tasks, f'{thread}/children').split())
+    return family
+
+
+def device_memory(device: torch.device) -> Figures | None:
+    """`allocated`, `reserved`, `retries` of torch's allocator, whose peaks stay as they are.
+
+    Args:
+        device: With its index: the current one may be another in each thread.
+    """
+    module = _begun_module(device)
+    stats = module.memory_stats(device) if hasattr(module, 'memory_stats') else {}
+    names = dict(
+        allocated='allocated_bytes.all.current',
+        reserved='reserved_bytes.all.current',
+        retries='num_alloc_retries',
+    )
+    found = {name: stats[key] for name, key in names.items() if key in stats}
+    return dict(device=found) if found else None
+
+
+class GpuReading:
+    """`utilisation`, `power`, `clock`, `memory_used`, `throttle` of a GPU, as its driver has them.
+
+    Args:
+        device: With its index. Nothing is read until torch has begun to use it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._nvml: Nvml | None = None
+
+    def __call__(self) -> Figures | None:
+        if self._nvml is None:
+            cuda = _begun_module(self._device)
+            if cuda is None:
+                return None
+            properties = cuda.get_device_properties(self._device)
+            self._nvml = Nvml(self._device.index or 0, properties)
+        found = self._nvml.read()
+        return dict(device=found) if found else None
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            self._nvml.close()
+
+
+class Seldom:
+    """A reading that takes long: what it said last is said again until it may be asked anew.
+
+    Args:
+        reading: Which is asked.
+        rest: Seconds between two times at least. Defaults to 10.0.
+        share: Of the time, what it may take at most. Defaults to 0.01.
+        clock: Seconds; `time.perf_counter` if none is given.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        rest: float = 10.0,
+        share: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._reading, self._rest, self._share, self._clock = reading, rest, share, clock
+        self._next = float('-inf')
+        self._last: Figures | None = None
+
+    def __call__(self) -> Figures | None:
+        begun = self._clock()
+        if begun >= self._next:
+            self._last = self._reading()
+            ended = self._clock()
+            self._next = ended + max(self._rest, (ended - begun) / self._share)
+        return self._last
+
+
+class MachineReadings:
+    """All of them, by what they read; a thread may ask them once a second.
+
+    Args:
+        device: Where the model is, with its index. Defaults to None: no device is read.
+        root: Where the machine's file systems are. Defaults to '/'.
+    """
+
+    def __init__(self, device: torch.device | None = None, root: str = '/') -> None:
+        own = psutil.Process()
+        memory_groups = list(_control_groups('memory', root))
+        cpu_groups = list(_control_groups('cpu', root))
+        self.parts: dict[str, Reading] = {
+            'RAM': partial(memory, root, memory_groups),
+            'swapping': partial(swapping, root),
+            '/dev/shm': partial(shared_memory, root),
+            'pressure': partial(pressure, root, cpu_groups),
+            'CPU quota': partial(throttling, cpu_groups),
+            'memory of this process': partial(main_memory, own),
+            'memory of all its processes': Seldom(partial(tree_memory, own.pid)),
+        }
+        self._gpu: GpuReading | None = None
+        if device is not None and device.type != 'cpu':
+            self.parts['device memory'] = partial(device_memory, device)
+        if device is not None and device.type == 'cuda':
+            self._gpu = self.parts['GPU'] = GpuReading(device)
+
+    def close(self) -> None:
+        """End what was begun for reading."""
+        if self._gpu is not None:
+            self._gpu.close()
+
+
+def _begun_module(device: torch.device) -> Any:
+    """Of torch, as `torch.cuda`, if it has begun to use such a device; it is not made to."""
+    import torch
+
+    module = getattr(torch, device.type, None)
+    is_initialized = getattr(module, 'is_initialized', None)
+    return module if is_initialized is not None and is_initialized() else None
+
+
+def _pss(pid: int) -> int | None:
+    found = _PSS.search(_read(f'/proc/{pid}', 'smaps_rollup'))
+    return 1024 * int(found[1]) if found else None
+
+
+def _rss(pid: int) -> int | None:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).memory_info().rss
+    return None

@@ -1,0 +1,1 @@
+"""Iteration times: statistics, stalls and their causes."""

@@ -1,0 +1,104 @@
+"""All arms train, in turns; the report has the bars of the issue."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from mmtempo.benchmarks.monitor import measure
+from mmtempo.benchmarks.monitor.measure import (
+    ARMS,
+    TIMERS,
+    TURN,
+    Arm,
+    measure_monitor,
+    take_set,
+)
+
+trained: list[tuple[int, str]] = []
+
+
+@HOOKS.register_module()
+class TellsThatItTrains(Hook):
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        trained.append((id(runner), type(runner.model).__name__))
+
+
+def test_arms_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = dict(type='TellsThatItTrains')
+    monkeypatch.setattr(measure, 'ARMS', {'no timer': timer, 'ours': timer})
+    monkeypatch.setattr(measure, 'WARM_UP', 2)
+    rounds = take_set(3, seed=0)
+    assert [len(turns[name]) for turns in rounds for name in ('no timer', 'ours')] == [TURN] * 6
+    runs = [trained[place : place + TURN] for place in range(0, len(trained), TURN)]
+    assert len(runs) == 2 * (2 + 3)
+    assert {len(set(run)) for run in runs} == {1}  # nobody else has had a turn within it
+    for place in range(0, len(runs), 2):
+        assert runs[place] != runs[place + 1]
+
+
+def test_a_set_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is begun in a process of its own, but for these tests."""
+    monkeypatch.setattr(measure, 'WARM_UP', 0)
+    before = torch.get_num_threads(), gc.get_freeze_count()
+    take_set(1, seed=0)
+    monkeypatch.setitem(measure.ARMS, 'no timer', dict(type='FailsAtOnce'))
+    with pytest.raises(ZeroDivisionError):
+        take_set(1, seed=0)
+    assert (torch.get_num_threads(), gc.get_freeze_count()) == before
+
+
+@HOOKS.register_module()
+class FailsAtOnce(Hook):
+    def after_train_iter(self, *args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+
+def test_the_monitor_writes_of_its_own_arm(tmp_path: Path) -> None:
+    arms = [Arm(timer, str(tmp_path / f'{os.getpid()}-{name}')) for name, timer in TIMERS.items()]
+    for arm in arms * 2:
+        taken = arm.run(10)
+        assert len(taken) == 10
+        assert min(taken) > 0
+    for arm in arms:
+        arm.close()
+    (lines,) = tmp_path.rglob('tempo.jsonl')
+    assert lines.parent.name == f'{os.getpid()}-ours'
+    last = lines.read_text().splitlines()[-1]
+    assert '"status":"completed"' in last
+    assert '"iter":20' in last
+
+
+def test_an_arm_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(measure.ARMS, 'ours', dict(type='NoSuchHook'))
+    with pytest.raises(KeyError, match='NoSuchHook'):
+        measure_monitor(quick=True)
+
+
+def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measure, 'SETS', dict(quick=2))
+    monkeypatch.setattr(measure, 'ROUNDS', dict(quick=2))
+    monkeypatch.setattr(measure, 'WARM_UP', 1)
+    monkeypatch.setattr(measure, 'SIMULATED', dict(quick=(5000, 6000)))
+    others: list[Any] = []
+    monkeypatch.setattr(measure, 'measure_side_effects', lambda report, *args: others.append(args))
+    report = measure_monitor(quick=True)
+    assert others == [(['nothing', 'monitor'], ['monitor'], True)]
+    assert set(report.arms) == {*ARMS, 'waits an iteration', 'simulated'}
+    counts = {what: figures['n'] for what, figures in report.arms['ours'].items()}
+    assert counts == dict(median=4, cold=4, mean=2, median_cost=4, cold_cost=4, mean_cost=2)
+    assert [(check.limit, check.at_least) for check in report.checks] == [
+        (60.0, False),
+        (0, False),
+        (1.02, False),
+        (1.02, False),
+    ]
+    assert report.checks[1].value == 0
+    report.write(str(tmp_path / 'monitor.json'))

@@ -1,0 +1,225 @@
+"""Whether there is room, what a crash has left, and who saves as stock does."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.fileio import LocalBackend
+from mmengine.runner import Runner
+
+from mmtempo.checkpoint import directory as folder
+from mmtempo.checkpoint.io.writer_process import temporary_of
+from tests.testing import saving
+
+Usage = namedtuple('Usage', 'total used free')
+
+
+def built(work: Path, **options: Any) -> Runner:
+    """A runner about to train, and its checkpoint hook."""
+    cfg = saving.saving(work, **options)
+    runner = Runner.from_cfg(cfg)
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    return runner
+
+
+def hook_of(runner: Runner) -> Any:
+    return next(hook for hook in runner.hooks if type(hook).__name__ == 'AsyncCheckpointHook')
+
+
+def log_of(runner: Runner) -> str:
+    return '\n'.join(path.read_text() for path in Path(runner.work_dir).rglob('*.log'))
+
+
+@pytest.mark.parametrize(
+    ('options', 'files'),
+    [
+        ({}, 2 + 1 + 1),  # kept, best, and the one being written
+        ({'save_best': None}, 2 + 1),
+        ({'save_best': ['score', 'other'], 'rule': 'greater'}, 2 + 2 + 1),
+        ({'max_keep_ckpts': -1}, 8 + 1),  # 24 iterations, every third
+        ({'max_keep_ckpts': -1, 'interval': -1}, 1 + 1),  # the last one only
+    ],
+)
+def test_room_for_the_retention_plus_one(
+    options: dict, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {f'default_hooks.checkpoint.{key}': value for key, value in options.items()}
+    runner = built(tmp_path / 'work', **options)
+    hook = hook_of(runner)
+    hook.out_dir = str(tmp_path / 'out')
+    size = folder.expected_size(runner, True)
+    # Weights, their statistics, and the momentum of the weights.
+    weights = sum(value.nbytes for value in runner.model.parameters())
+    assert size == sum(value.nbytes for value in runner.model.state_dict().values()) + weights
+    for free, is_enough in ((files * size, True), (files * size - 1, False)):
+        monkeypatch.setattr(shutil, 'disk_usage', lambda path, free=free: Usage(free, 0, free))
+        folder.prepare(runner, hook)
+        found = f'{tmp_path}/out: {files} checkpoints of about' in log_of(runner)
+        assert found is not is_enough
+
+
+def test_files_that_are_there_need_no_more_room(tmp_path: Path) -> None:
+    runner = built(tmp_path / 'work')
+    hook = hook_of(runner)
+    hook.out_dir = runner.work_dir
+    for number, expected in enumerate([4, 3, 2, 1, 1]):
+        assert folder._number_of_files(runner, hook) == expected
+        (tmp_path / f'work/iter_{number}.pth').touch()
+
+
+def test_what_a_crash_has_left_is_removed(tmp_path: Path) -> None:
+    runner = built(tmp_path / 'work')
+    hook = hook_of(runner)
+    hook.out_dir = str(tmp_path / 'out')
+    (tmp_path / 'out').mkdir()
+    left = [
+        temporary_of(f'{tmp_path}/{name}') for name in ('out/iter_3.pth', 'work/last_checkpoint')
+    ]
+    others = [
+        f'{tmp_path}/out/{name}' for name in ('iter_3.pth', '.iter_3.pth.tmp', 'my.mmtempo-tmp')
+    ]
+    for name in left + others:
+        Path(name).touch()
+    folder.prepare(runner, hook)
+    assert not [name for name in left if Path(name).exists()]
+    assert all(Path(name).exists() for name in others)
+    for name in left:
+        assert f'what an interrupted save had left: {Path(name).name}' in log_of(runner)
+
+
+def trained(work: Path, length: int, resume: bool = False, **options: Any) -> str:
+    """Train, and return the log of this training."""
+    options = {'train_cfg.max_iters': length, 'resume': resume} | options
+    runner = Runner.from_cfg(saving.saving(work, **options))
+    runner.train()
+    return log_of(runner)
+
+
+def test_what_retention_had_chosen_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    work = tmp_path / 'work'
+    trained(work, 3)
+    for name in ('iter_3.pth', 'iter_3_mine.pth', 'iter_03.pth'):
+        shutil.copy(work / 'iter_3.pth', tmp_path / name)
+    trained(work, 9, resume=True)
+    assert saving.steps(work) == [6, 9]
+    # As after a kill between marker and removal; next to copies, and files of other origin.
+    for path in tmp_path.glob('*.pth'):
+        shutil.copy(path, work)
+    shutil.copy(work / 'iter_9.pth', work / 'iter_1.pth')  # retention has not chosen it
+    torch.save({}, work / 'iter_2.pth')
+    shutil.copy(tmp_path / 'iter_3.pth', work / 'iter_30.pth')  # newer than all that are kept
+    before = set(saving.files(work))
+    log = trained(work, 10, resume=True)
+    assert f'Removed {work}/iter_3.pth, which an interrupted save had left above' in log
+    # The new one, and what it replaces.
+    assert set(saving.files(work)) == before - {'iter_3.pth', 'iter_6.pth'} | {'iter_10.pth'}
+
+
+def test_checkpoints_of_an_earlier_training_are_named(tmp_path: Path) -> None:
+    work = tmp_path / 'work'
+    says = '3 checkpoint(s) of an earlier training (iter_3.pth, iter_6.pth, iter_9.pth) are there'
+    keep_all = {'default_hooks.checkpoint.max_keep_ckpts': -1}
+    assert 'of an earlier training' not in trained(work, 9, **keep_all)
+    assert 'of an earlier training' not in trained(work, 9, resume=True, **keep_all)
+    assert f'{work}: {says}' in trained(work, 3, **keep_all)
+    assert saving.steps(work) == [3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ('out_dir', 'expected'), [(None, '{work}'), ('{work}', '{work}'), ('{out}', '{out}/work')]
+)
+def test_folders_are_those_of_stock(out_dir: Any, expected: str, tmp_path: Path) -> None:
+    places = dict(work=tmp_path / 'work', out=tmp_path / 'out')
+    out_dir = out_dir and out_dir.format(**places)
+    options = {'default_hooks.checkpoint.out_dir': out_dir, 'train_cfg.max_iters': 3}
+    cfg = saving.saving(tmp_path / 'work', **options)
+    runner = Runner.from_cfg(cfg)
+    assert folder.resolved(runner, out_dir) == expected.format(**places)
+    runner.train()
+    assert hook_of(runner).out_dir == expected.format(**places)
+    assert (Path(expected.format(**places)) / 'iter_3.pth').is_file()
+
+
+@pytest.mark.parametrize('template', ['latest.pth', '{}/model.pth', 'sub/latest.pth'])
+def test_names_without_a_number_are_not_read(template: str, tmp_path: Path) -> None:
+    """As stock allows them: one file that each save replaces, or a folder for each."""
+    options = {'default_hooks.checkpoint.filename_tmpl': template}
+    runner = built(tmp_path / 'work', **options)
+    hook = hook_of(runner)
+    hook.out_dir = str(tmp_path / 'out')
+    hook.save_best = []
+    folder.prepare(runner, hook)
+    assert folder._steps(hook) == {}
+
+
+@pytest.mark.parametrize(
+    ('template', 'names'),
+    [
+        ('latest.pth', ['latest.pth']),
+        ('{}/model.pth', ['3/model.pth', '6/model.pth']),
+        ('at/{}.pth', ['at/3.pth', 'at/6.pth']),
+    ],
+)
+def test_files_are_named_as_by_stock(template: str, names: list, tmp_path: Path) -> None:
+    """One file that each save replaces, or folders below that of the checkpoints."""
+    for kind in ('CheckpointHook', 'AsyncCheckpointHook'):
+        work = tmp_path / kind / 'work'
+        options = dict(type=kind, filename_tmpl=template, max_keep_ckpts=-1, save_best=None)
+        options = {f'default_hooks.checkpoint.{key}': value for key, value in options.items()}
+        saving.train(str(work), **{'train_cfg.max_iters': 6}, **options)
+        found = sorted(path.relative_to(work).as_posix() for path in work.rglob('*.pth'))
+        assert found == names, kind
+        assert saving.state(saving.marked(work))['meta']['iter'] == 6
+        assert not (work / '{}').exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / 'out').write_text('no folder')
+    cfg = saving.saving(
+        tmp_path / 'work', **{'default_hooks.checkpoint.out_dir': str(tmp_path / 'out')}
+    )
+    with pytest.raises(OSError, match='out'):
+        Runner.from_cfg(cfg).train()
+
+
+class OwnRunner(Runner):
+    """Saves in its own way."""
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super().save_checkpoint(*args, **kwargs)
+
+
+def test_others_are_saved_as_stock_does(tmp_path: Path) -> None:
+    cfg: Config = saving.saving(tmp_path / 'work', **{'train_cfg.max_iters': 6})
+    runner = OwnRunner.from_cfg(cfg)
+    runner.train()
+    assert 'OwnRunner saves in a way of its own; checkpoints are saved as CheckpointHook does' in (
+        log_of(runner)
+    )
+    assert saving.marked(tmp_path / 'work').name == 'iter_6.pth'
+
+
+class Sharded(torch.nn.Module):
+    pass
+
+
+def test_why_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = built(tmp_path / 'work')
+    backend = LocalBackend()
+    assert folder.why_stock(runner, backend) is None
+    assert folder.why_stock(runner, object()) == 'the folder is reached through object'
+    optimizer = runner.optim_wrapper.optimizer
+    runner.optim_wrapper.optimizer = SimpleNamespace()
+    assert 'does not say when it changes the parameters' in str(folder.why_stock(runner, backend))
+    runner.optim_wrapper.optimizer = optimizer
+    runner.model = Sharded()
+    monkeypatch.setattr(folder, 'is_model_wrapper', lambda model: True)
+    assert folder.why_stock(runner, backend) == 'Sharded may hold no more than a part of the model'

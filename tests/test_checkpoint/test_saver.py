@@ -1,0 +1,217 @@
+"""What is written together, what is removed when, and what is said of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mmengine.config import Config
+from mmengine.fileio import LocalBackend
+from mmengine.logging import MessageHub
+
+from mmtempo.checkpoint import loading
+from mmtempo.checkpoint.io.save import Save
+from mmtempo.checkpoint.io.writer import DurableWriter
+from mmtempo.checkpoint.saver import (
+    CheckpointSaving,
+    DeferredRemovals,
+    SavingRunner,
+    _Books,
+    describe,
+)
+from tests.conftest import next_name
+from tests.testing.checkpoints import KINDS, build, hook_of, left_by, logged_lines, run
+
+
+class Hook(SimpleNamespace):
+    """As much of one as a save looks at; unlike its base, it can be referred to weakly."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What the writer is asked for; nothing is written."""
+    seen: list[tuple] = []
+
+    def save(
+        self: Any,
+        files: list,
+        marker: Any = None,
+        remove: Any = (),
+        late: Any = (),
+        after: Any = None,
+        check: Any = None,
+    ) -> Save:
+        done = Save([path for path, _ in files], written=1, seconds=1.0)
+        done._done.set()
+        seen.append(([Path(path).name for path in done.paths], marker, list(remove)))
+        return done
+
+    monkeypatch.setattr(DurableWriter, 'save', save)
+    return seen
+
+
+def test_files_marker_and_removals_are_one_job(tmp_path: Path, calls: list) -> None:
+    runner = build(KINDS[1], tmp_path, interval=3, max_keep_ckpts=1, save_best='acc')
+    runner.train()
+    work = runner.work_dir
+    jobs = [
+        (names, Path(marker[1]).name, {Path(path).name for path in remove})
+        for names, marker, remove in calls
+    ]
+    assert jobs == [
+        (['iter_3.pth'], 'iter_3.pth', set()),
+        (['best_acc_iter_3.pth', 'iter_3.pth'], 'iter_3.pth', set()),
+        (['iter_6.pth'], 'iter_6.pth', {'iter_3.pth'}),
+        (['best_acc_iter_6.pth', 'iter_6.pth'], 'iter_6.pth', set()),
+        (['iter_9.pth'], 'iter_9.pth', {'iter_6.pth'}),
+        (['iter_12.pth'], 'iter_12.pth', {'iter_9.pth'}),
+        (['best_acc_iter_12.pth', 'iter_12.pth'], 'iter_12.pth', set()),
+    ]
+    assert {marker[0] for _, marker, _ in calls} == {f'{work}/last_checkpoint'}
+
+
+def test_what_is_written_is_not_removed(tmp_path: Path) -> None:
+    """Evaluated twice after one iteration, the new best has the name of the old one."""
+    runner = build(KINDS[1], tmp_path, interval=12, save_best='acc')
+    hook = hook_of(runner)
+
+    def evaluate_again(runner: Any) -> None:
+        hook._save_best_checkpoint(runner, dict(acc=0.9))
+
+    after = hook.after_train
+    hook.after_train = lambda runner: (evaluate_again(runner), after(runner))
+    runner.train()
+    assert 'work/best_acc_iter_12.pth' in left_by(tmp_path)
+    assert runner.message_hub.get_info('best_score') == 0.9
+
+
+def test_deferred_removals() -> None:
+    backend = DeferredRemovals(LocalBackend())
+    assert backend.join_path('a', 'b') == 'a/b'
+    backend.remove('x')
+    backend.rmtree('y')
+    assert backend.take() == ['x', 'y']
+    assert backend.take() == []
+
+
+def test_saving_runner_is_the_runner_otherwise() -> None:
+    saved: list[str] = []
+    runner = SavingRunner(SimpleNamespace(iter=3, save_checkpoint=None), saved.append)
+    runner.save_checkpoint('x')
+    assert (runner.iter, saved) == (3, ['x'])
+
+
+def saving() -> tuple[CheckpointSaving, Any]:
+    hub = MessageHub.get_instance(next_name())
+    hub.update_info('best_score', 0.5)
+    hook = Hook(keep_ckpt_ids=deque([1, 2], 2), file_backend=LocalBackend(), on_error='warn')
+    logger = SimpleNamespace(info=print, warning=print, error=print)
+    model = SimpleNamespace(parameters=lambda: iter([]))
+    runner = SimpleNamespace(message_hub=hub, logger=logger, model=model)
+    return CheckpointSaving(hook, runner, lambda: None), hub
+
+
+def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> None:
+    one, hub = saving()
+
+    def put_together() -> None:
+        with one.together():
+            one._hook.keep_ckpt_ids.append(3)
+            hub.update_info('best_score', 0.9)
+            hub.update_info('best_ckpt', 'x')
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        put_together()
+    assert list(one._hook.keep_ckpt_ids) == [1, 2]
+    assert one._hook.keep_ckpt_ids.maxlen == 2
+    assert dict(hub.runtime_info) == dict(best_score=0.5)
+    one.close()
+    assert isinstance(one._hook.file_backend, LocalBackend)
+
+
+@pytest.mark.parametrize('order', [(0,), (1,), (0, 1), (1, 0)])
+def test_books_of_two_hooks(order: tuple[int, ...]) -> None:
+    """A save that fails takes back what it has set, and nothing that the other hook has set."""
+    one, hub = saving()
+    hub.update_info('last_ckpt', 'old')
+    books = [_Books(one._hook, hub), None]
+    hub.update_info('last_ckpt', 'first')
+    hub.update_info('best_ckpt', 'best of first')
+    books[0].seal()
+    books[1] = _Books(one._hook, hub)
+    hub.update_info('last_ckpt', 'second')
+    hub.update_info('best_score', 0.9)
+    books[1].seal()
+    for failed in order:
+        for _ in range(2):
+            books[failed].put_back()
+    last, score = ('first', 0.5) if order == (1,) else ('second', 0.9)
+    if len(order) == 2:
+        last, score = 'old', 0.5
+    expected = dict(last_ckpt=last, best_score=score)
+    if 0 not in order:
+        expected['best_ckpt'] = 'best of first'
+    assert dict(hub.runtime_info) == expected
+    one.close()
+
+
+def test_nothing_to_write_is_no_save(calls: list) -> None:
+    one, _ = saving()
+    with one.together(), one.together():
+        pass
+    one.finish(is_last=True)
+    assert calls == []
+    one.close()
+
+
+def test_the_log_says_what_a_save_has_cost() -> None:
+    save = Save(
+        ['a/iter_4.pth', 'a/best.pth'],
+        taken=0.002,
+        fenced=0.003,
+        staged=0.05,
+        written=600_000_000,
+        seconds=2.0,
+        restarts=1,
+        fallback='ended with exit code -9',
+        kept=[('old.pth', 'Permission denied')],
+    )
+    assert list(describe(save, waited=0.1)) == [
+        'The process that writes checkpoints had died, and was started again.',
+        'The process that writes checkpoints ended with exit code -9: the training process took '
+        'over this save.',
+        'Saved iter_4.pth, best.pth: 600 MB, copied in 50 ms, written and synced in 2.00 s '
+        '(300 MB/s). It held the training up for 105 ms: 2 to begin, 3 until it was copied, 100 '
+        'for the save before.',
+        'old.pth could not be removed: Permission denied.',
+    ]
+
+
+def test_log_warns_once_of_a_file_that_will_be_refused(tmp_path: Path) -> None:
+    def adds(cfg: Config) -> None:
+        cfg.custom_hooks = [dict(type='Adds')]  # a defaultdict
+
+    runner = run(KINDS[1], tmp_path, adds, interval=3)
+    warnings = [line for line in logged_lines(runner, 'WARNING').splitlines() if 'refuse' in line]
+    assert len(warnings) == 1
+    assert (
+        'iter_3.pth cannot be read safely: it names builtins.list, collections.default'
+        in (warnings[0])
+    )
+    assert 'add_safe_globals([builtins.list, collections.defaultdict])' in warnings[0]
+
+
+def test_usual_checkpoints_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def schedule(cfg: Config) -> None:
+        cfg.param_scheduler = dict(type='OneCycleLR', eta_max=0.1, total_steps=20, by_epoch=False)
+        cfg.custom_hooks = [dict(type='EMAHook')]
+
+    monkeypatch.setattr(loading, 'load_from_local', lambda *_, **__: pytest.fail('read'))
+    runner = run(KINDS[1], tmp_path, schedule, interval=3)
+    assert 'refuse' not in logged_lines(runner)

@@ -1,0 +1,143 @@
+"""Values of the host's own that are worked out when somebody reads, beside those of the device."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer, MessageHub
+
+from mmtempo.logging.nonfinite import NonFiniteWatch
+from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_rows import ScalarRows
+
+
+class Underway:
+    """A copy that arrives when it is told to, or waited for."""
+
+    arrived = False
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def values(self) -> list:
+        return self._rows.tolist()
+
+
+class Times:
+    """An iteration takes as many seconds as its number."""
+
+    def __init__(self) -> None:
+        self.new: list[float] = []
+
+    def since(self) -> dict[str, list]:
+        new, self.new = self.new, []
+        return dict(time=new) if new else {}
+
+
+@pytest.fixture
+def hub(request: pytest.FixtureRequest) -> MessageHub:
+    return MessageHub.get_instance(request.node.name)
+
+
+@pytest.fixture
+def scalars(hub: MessageHub) -> SparseScalars:
+    rows = ScalarRows(Underway)
+    return SparseScalars(hub, NonFiniteWatch('warn', print), lambda key: 100, rows)
+
+
+def iterate(scalars: SparseScalars, times: Times, number: int) -> None:
+    scalars.note('loss', torch.tensor(float(number)))
+    scalars.seal(number)
+    times.new.append(float(number))
+
+
+def test_a_line_has_its_own_iterations_alone(scalars: SparseScalars) -> None:
+    """Also where it waits for the device, and somebody asks meanwhile for what came since."""
+    times = Times()
+    scalars.note_later(['time'], times.since)
+    iterate(scalars, times, 1)
+    window = scalars.send()
+    iterate(scalars, times, 2)
+    scalars.gather()
+    assert not scalars.arrived(window)
+    iterate(scalars, times, 3)
+    assert scalars.arrived(window, wait=True)
+    read: dict[str, Any] = {key: one.data[0].tolist() for key, one in window.histories.items()}
+    assert read == dict(loss=[1.0], time=[1.0])
+
+
+def test_whoever_reads_gets_all(scalars: SparseScalars, hub: MessageHub) -> None:
+    times = Times()
+    scalars.note_later(['time'], times.since)
+    for number in (1, 2, 3):
+        iterate(scalars, times, number)
+    assert hub.get_scalar('time').data[0].tolist() == [1.0, 2.0, 3.0]
+    assert hub.get_scalar('time').current() == 3.0
+    iterate(scalars, times, 4)
+    scalars.close()
+    iterate(scalars, times, 5)
+    assert hub.get_scalar('time').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_whoever_notes_later_may_go(scalars: SparseScalars, hub: MessageHub) -> None:
+    times = Times()
+    scalars.note_later(['time'], times.since)
+    iterate(scalars, times, 1)
+    scalars.gather()
+    gone = weakref.ref(times)
+    del times
+    gc.collect()
+    assert gone() is None
+    scalars.fetch()
+    assert hub.get_scalar('time').data[0].tolist() == [1.0]
+
+
+def test_copy_for_a_checkpoint_waits_when_it_is_read(
+    scalars: SparseScalars, hub: MessageHub
+) -> None:
+    """And has the values of its moment, in whatever thread it is read."""
+    for number in (1, 2):
+        iterate(scalars, Times(), number)
+    window = scalars.send()
+    iterate(scalars, Times(), 3)
+    copied = copy.deepcopy(hub.log_scalars['loss'])
+    assert not scalars.arrived(window)  # nothing was waited for
+    iterate(scalars, Times(), 4)
+    made: list[HistoryBuffer] = []
+    thread = threading.Thread(target=lambda: made.append(copy.deepcopy(copied)))
+    thread.start()
+    thread.join()
+    assert type(made[0]) is HistoryBuffer
+    assert made[0].data[0].tolist() == [1.0, 2.0, 3.0]
+    assert copied.totals[:2] == [3, 6.0]
+    assert scalars.arrived(window, wait=True)
+    assert window.histories['loss'].data[0].tolist() == [1.0, 2.0]
+    assert hub.get_scalar('loss').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_copy_can_be_continued(scalars: SparseScalars, hub: MessageHub) -> None:
+    iterate(scalars, Times(), 1)
+    copied = copy.deepcopy(hub.log_scalars['loss'])
+    copied.update(5.0)
+    assert copied.data[0].tolist() == [1.0, 5.0]
+    assert hub.get_scalar('loss').data[0].tolist() == [1.0]
+
+
+def test_line_is_its_own_where_copies_arrive_in_between(
+    scalars: SparseScalars, hub: MessageHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies of a window and those after it arrive between two questions."""
+    iterate(scalars, Times(), 1)
+    window = scalars.send()
+    iterate(scalars, Times(), 2)
+    answers = iter([False, True, True, True, True])
+    monkeypatch.setattr(Underway, 'arrived', property(lambda copy: next(answers)))
+    scalars.fetch(wait=False)
+    assert scalars.arrived(window)
+    assert window.histories['loss'].data[0].tolist() == [1.0]

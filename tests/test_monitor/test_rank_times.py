@@ -1,0 +1,125 @@
+"""The longest times among processes, and whose they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmtempo.monitor import rank_times
+from mmtempo.monitor.rank_times import RankSpread
+from tests.testing.processes import FORK
+
+
+def in_group(pipe: Any, rank: int, size: int, folder: str) -> None:
+    torch.distributed.init_process_group(
+        'gloo', init_method=f'file://{folder}/group', rank=rank, world_size=size
+    )
+    spread = RankSpread()
+    results = [spread.take()]
+    for times in [(0.5, 1.0), (0.25 * rank, 2.0 - rank)]:
+        spread.send(*times)
+        results += [spread.take(), spread.take()]
+    spread.send(3.0, 1.0 + rank)
+    spread.send(0.0, 5.0 - rank)  # nobody has taken the one before
+    results.append(spread.take())
+    torch.distributed.destroy_process_group()
+    pipe.send(results)
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    pipes = [FORK.Pipe() for _ in range(2)]
+    processes = [
+        FORK.Process(target=in_group, args=(there, rank, 2, str(tmp_path)))
+        for rank, (_, there) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    for here, _ in pipes:
+        assert here.poll(40)
+        assert here.recv() == [
+            None,
+            dict(data=dict(max=0.5, rank=0, min=0.5), step=dict(max=1.0, rank=0, min=1.0)),
+            None,
+            dict(data=dict(max=0.25, rank=1, min=0.0), step=dict(max=2.0, rank=0, min=1.0)),
+            None,
+            dict(data=dict(max=0.0, rank=0, min=0.0), step=dict(max=5.0, rank=0, min=4.0)),
+        ]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+
+
+def test_one_process() -> None:
+    spread = RankSpread()
+    spread.send(1.0, 2.0)
+    assert spread.take() is None
+
+
+class FakeGroup:
+    """Three processes on an accelerator; what they gathered is on the host when it says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[Any] = []
+        self.arrived = 0
+        self.sent = 0
+        monkeypatch.setattr(rank_times, 'get_world_size', lambda: 3)
+        monkeypatch.setattr(rank_times, 'get_comm_device', lambda: torch.device('cuda:1'))
+        monkeypatch.setattr(rank_times, 'to_device', self.bring)
+        monkeypatch.setattr(rank_times, 'all_gather', self.gather)
+        monkeypatch.setattr(rank_times, 'HostCopy', self.copy)
+
+    def bring(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        self.done.append(str(device))
+        return tensor
+
+    def gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        self.done.append('gather')
+        return [own, own + 2, own + 1]
+
+    def copy(self, rows: torch.Tensor) -> Any:
+        self.done.append('copy')
+        self.sent += 1
+        number, group = self.sent, self
+
+        class Copy(SimpleNamespace):
+            @property
+            def arrived(self) -> bool:
+                return number <= group.arrived
+
+            def values(self) -> list:
+                assert self.arrived, 'the host waits'
+                return rows.tolist()
+
+        return Copy()
+
+
+def test_on_an_accelerator_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FakeGroup(monkeypatch)
+    spread = RankSpread()
+    for log_point in range(3):
+        spread.send(float(log_point), 1.0)
+        assert spread.take() is None
+    assert group.done == ['cuda:1', 'gather', 'copy'] * 3
+    group.arrived = 2
+    assert spread.take() == dict(
+        data=dict(max=3.0, rank=1, min=1.0), step=dict(max=3.0, rank=1, min=1.0)
+    )
+    assert spread.take() is None
+    group.arrived = 3
+    assert spread.take() == dict(
+        data=dict(max=4.0, rank=1, min=2.0), step=dict(max=3.0, rank=1, min=1.0)
+    )
+
+
+def test_results_that_never_arrive_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FakeGroup(monkeypatch)
+    spread = RankSpread()
+    for _ in range(50):
+        spread.send(0.0, 0.0)
+    assert len(spread._pending) == 8
+    group.arrived = 50
+    assert spread.take() is not None

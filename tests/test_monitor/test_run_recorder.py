@@ -1,0 +1,247 @@
+"""What was found is written as it is found, and the summary has all of it, however a run ends."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmtempo.monitor.run_recorder import MOST_WARNINGS, RING, RunReport
+from mmtempo.report import read_log
+from mmtempo.report.trace import trace_events
+from mmtempo.timing.run_files import RunRecord
+from mmtempo.timing.statistics import TempoMeter
+from mmtempo.timing.timeline import Timeline
+from tests.test_timing.test_timeline import Clock
+from tests.testing.summaries import summary as made_up
+
+SETTING = dict(made_up()['setting'], batch_size=4, world=2, max_iters=1000, log_interval=10)
+
+
+class Run:
+    """Iterations of about 100 ms, on a clock that is told to go on.
+
+    Args:
+        folder: The work dir; None for a process that does not write.
+        first: The iteration that the training begins behind.
+    """
+
+    def __init__(self, folder: Path | None, first: int = 0) -> None:
+        self.clock = Clock()
+        self.noise = random.Random(0)
+        self.timeline = Timeline('data', clock=self.clock, before=first)
+        self.number = first
+        self.said: list[str] = []
+        record = None
+        if folder is not None:
+            record = RunRecord(str(folder), self.said.append, clock=lambda: self.clock.now * 1e-9)
+        categories = {'hook:Slow': 'hook', 'hook:AsyncCheckpointHook': 'checkpoint'}
+        meter = TempoMeter(self.timeline, categories=categories)
+        self.report = RunReport(SETTING, meter, record, first)
+
+    def go(self, count: int = 1, note: Any = None, **more: float) -> None:
+        for _ in range(count):
+            self.number += 1
+            for name, seconds in dict(data=0.001, forward=0.099, **more).items():
+                self.clock.go(seconds * self.noise.lognormvariate(0, 0.02))
+                if name == 'data':
+                    self.timeline.begin()
+                else:
+                    self.timeline.mark(self.timeline.phase(name.replace('__', ':')))
+            self.timeline.tell(note=note)
+            self.timeline.end()
+
+
+def lines_of(folder: Path, kind: str | None = None) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / 'tempo.jsonl').read_text().splitlines()]
+    return [line for line in lines if kind in (None, line['kind'])]
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / 'tempo_summary.json').read_text())
+
+
+def test_a_run_from_its_begin_to_its_end(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert lines_of(tmp_path)[0]['setting'] == SETTING
+    for number in range(1, 11):
+        run.go(49)
+        run.go(hook__Slow=2.0 if number == 4 else 0.0)
+        window = run.report.window()
+        assert window is not None
+        assert (window['iter'], window['iterations']) == (50 * number, 50)
+    summary = run.report.end('completed')
+    kinds = [line['kind'] for line in lines_of(tmp_path)]
+    assert kinds == ['run', *['window'] * 4, 'stall', *['window'] * 6, 'end']
+    assert (summary['iterations'], summary['status'], summary['max_iters']) == (
+        500,
+        'completed',
+        1000,
+    )
+    assert summary['samples_per_s'] == pytest.approx(8 * summary['it_per_s'])
+    assert summary['samples_per_s_steady'] == pytest.approx(8 * summary['steady'])
+    assert summary['stalls'][0]['cause'] == 'Slow'
+    assert summary['verdict']['headline'].startswith('Slow takes 3.')
+    assert [row[0] for row in summary['ring']['rows']] == [*range(1, 501)]
+    log = read_log(tmp_path)
+    assert log.notes == []
+    assert log.summary['verdict'] == summary['verdict']
+
+
+def test_what_is_known_while_it_runs(tmp_path: Path) -> None:
+    """A killed run leaves a summary that is a minute old at most, and all its lines."""
+    run = Run(tmp_path)
+    for _ in range(12):
+        run.go(50)
+        run.report.window()
+    found = summary_of(tmp_path)
+    assert found['status'] == 'running'
+    assert 500 <= found['iterations'] <= 600
+    assert len(lines_of(tmp_path, 'window')) == 12
+    log = read_log(tmp_path)
+    assert log.summary['status'] == 'running'
+    last = found['last_iter']
+    assert [row[0] for row in found['ring']['rows']] == [*range(last - RING + 1, last + 1)]
+    assert f'iteration {last}' in [event['name'] for event in trace_events(log)]
+
+
+def test_stalls_that_are_judged_at_the_end_are_written(tmp_path: Path) -> None:
+    """Nothing is left to make a window of, and yet they have been found."""
+    run = Run(tmp_path)
+    run.go(95)
+    run.go(2, hook__Slow=1.0)
+    run.go(3)
+    run.report.window()
+    assert lines_of(tmp_path, 'stall') == []
+    summary = run.report.end('interrupted')
+    assert [line['iter'] for line in lines_of(tmp_path, 'stall')] == [96, 97]
+    assert {stall['iter'] for stall in summary['stalls']} == {96, 97}
+    assert len(lines_of(tmp_path, 'window')) == 1
+
+
+def test_a_window_has_the_spread_of_its_own_time_only(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for place in range(6):
+        run.go(10)
+        found = dict(data=dict(max=0.1 * (place + 1), rank=3), step=dict(max=0.5, rank=0))
+        run.report.know(ranks=found if place % 2 else None)
+        run.report.window()
+    windows = lines_of(tmp_path, 'window')
+    assert ['ranks' in window for window in windows] == [False, True] * 3
+    ranks = run.report.end('completed')['ranks']
+    assert ranks['data'] == dict(
+        max=pytest.approx(0.6), rank=3, mean=pytest.approx(0.4), usual=3, often=3, of=3
+    )
+
+
+def test_another_process_that_waits_longer_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for _ in range(5):
+        run.go(20)
+        run.report.know(ranks=dict(data=dict(max=0.05, rank=3)))
+        run.report.window()
+    verdict = run.report.end('completed')['verdict']
+    assert verdict['headline'].startswith('Rank 3 is late with its data')
+
+
+def test_how_busy_the_device_was_is_a_mean_of_all_looks(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for place in range(20):
+        run.go(10)
+        now = dict(time=place // 2, ram_used=0.5, device=dict(utilisation=0.9 if place < 10 else 1))
+        run.report.know(memory=dict(now=now, peak=now))
+        run.report.window()
+    summary = run.report.end('completed')
+    assert summary['device_busy'] == dict(mean=pytest.approx(0.95), looks=10)
+    assert lines_of(tmp_path, 'window')[0]['memory']['device'] == dict(utilisation=0.9)
+    assert any('busy for 95 %' in line for line in summary['verdict']['why'])
+
+
+def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, first=700)
+    run.go(100)
+    run.go(100, later=0.1)
+    summary = run.report.end('completed')
+    assert (summary['first_iter'], summary['last_iter'], summary['iterations']) == (700, 900, 200)
+    assert [change['iter'] for change in summary['changes']] == [801]
+    assert lines_of(tmp_path)[0]['iter'] == 700
+
+
+def test_a_process_that_does_not_write() -> None:
+    run = Run(None)
+    run.go(50)
+    window = run.report.window()
+    assert window is not None
+    waited, worked = run.report.data_and_step(window)
+    assert (waited, worked) == (pytest.approx(0.001, 0.05), pytest.approx(0.099, 0.05))
+    assert run.report.data_and_step(None) == (0.0, 0.0)
+    # In its backward pass a process waits for others, and some things one does for all.
+    others = {'backward': 7.0, 'hook:CheckpointHook': 5.0, 'hook:SparseLoggerHook': 3.0}
+    phases = {**window['phases'], **others, 'loader: end': 2.0}
+    more = run.report.data_and_step(dict(window, phases=phases))
+    assert more == (pytest.approx(waited), pytest.approx(worked))
+    run.report.warn('of mine', 7)
+    assert run.report.end('completed')['warnings'] == ['of mine']
+
+
+def test_the_log_tells_what_nobody_has_asked_for(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.go(60)
+    run.go(hook__AsyncCheckpointHook=3.0)
+    run.go(20, note=dict(is_first=False))
+    window = run.report.window()
+    assert window is not None
+    assert len(window['stalls']) == 1
+    assert run.report.line(window) is None
+    run.go(2, hook__Slow=1.0)
+    run.go(20)
+    window = run.report.window()
+    assert window is not None
+    line = run.report.line(window)
+    assert line is not None
+    assert line.startswith(('Iteration 82 took 1.', 'Iteration 83 took 1.'))
+    assert ': Slow (2 slow ones lost ' in line
+
+
+def test_what_goes_to_the_visualizer(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.go(50, hook__Slow=0.1)
+    window = run.report.window()
+    assert window is not None
+    found = run.report.scalars(window)
+    assert found['tempo/samples_per_s'] == pytest.approx(8 * found['tempo/it_per_s'])
+    assert found['tempo/data'] == pytest.approx(0.005, 0.1)
+    assert found['tempo/Slow'] == pytest.approx(0.5, 0.1)
+    assert all(isinstance(value, float) for value in found.values())
+
+
+def test_warnings_are_kept_as_long_as_there_are_few(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for number in range(MOST_WARNINGS + 5):
+        run.report.warn(f'warning {number}', number)
+    run.go(30)
+    assert len(run.report.end('completed')['warnings']) == MOST_WARNINGS
+    assert len(lines_of(tmp_path, 'warning')) == MOST_WARNINGS + 5
+
+
+def test_nothing_was_measured(tmp_path: Path) -> None:
+    summary = Run(tmp_path).report.end('crashed', 'RuntimeError: boom')
+    assert 'verdict' not in summary
+    assert [line['kind'] for line in lines_of(tmp_path)] == ['run', 'end']
+    assert read_log(tmp_path).summary['error'] == 'RuntimeError: boom'
+
+
+def test_paces_that_go_up_and_down_are_not_told_without_end(tmp_path: Path) -> None:
+    run, said = Run(tmp_path), []
+    run.go(100)
+    for _ in range(30):
+        run.go(40, later=0.1)
+        run.go(40)
+        window = run.report.window()
+        assert window is not None
+        said.append(run.report.line(window))
+    assert sum(line is not None and 'from here on' in line for line in said) == 10
+    assert len(lines_of(tmp_path, 'change')) > 50

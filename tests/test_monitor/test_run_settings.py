@@ -1,0 +1,157 @@
+"""What of a training decides its speed is taken from the training, in the units of its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
+
+from mmtempo.monitor.run_settings import accumulation_of, files_of, setting_of, shape_of
+from mmtempo.report.verdict import judge
+from tests.conftest import next_name
+from tests.testing.summaries import summary
+from tests.testing.toy import SPARSE, STOCK, by_epoch, config, with_evaluation
+
+EPOCH = 20  # iterations of the toy's
+
+
+def found_in(cfg: Config) -> dict[str, Any]:
+    """The setting of a runner that is about to train."""
+    cfg.experiment_name, cfg.visualizer.name = next_name(), next_name()
+    runner = Runner.from_cfg(cfg)
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    if runner._val_loop is not None:
+        runner._val_loop = runner.build_val_loop(runner._val_loop)
+    return setting_of(runner)
+
+
+def test_by_iteration(tmp_path: Path) -> None:
+    cfg = with_evaluation(config(tmp_path, SPARSE))
+    cfg.train_cfg.update(max_iters=100, val_interval=30)
+    found = found_in(cfg)
+    expected = dict(
+        loop='IterBasedTrainLoop', train_cfg_has_type=True, by_epoch=False, batch_size=2, world=1,
+        local_world=1, accumulation=1, effective_batch=2, num_workers=0, max_iters=100,
+        log_interval=10, val_interval=30, checkpoint_interval=250, checkpoint_by_epoch=False,
+        default_hooks=dict(
+            runtime_info='SparseRuntimeInfoHook', logger='SparseLoggerHook',
+            checkpoint='CheckpointHook',
+        ),
+    )  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert {'IterBasedTrainLoop', 'ValLoop', 'OptimWrapper', 'IterTimerHook'} <= set(found['parts'])
+
+
+@pytest.mark.parametrize('has_type', [True, False])
+def test_by_epoch(has_type: bool, tmp_path: Path) -> None:
+    cfg = by_epoch(with_evaluation(config(tmp_path, STOCK)), epochs=3)
+    if not has_type:
+        del cfg.train_cfg['type']
+        cfg.train_cfg.by_epoch = True
+    found = found_in(cfg)
+    assert (found['loop'], found['train_cfg_has_type']) == ('EpochBasedTrainLoop', has_type)
+    assert (found['by_epoch'], found['epoch_length']) == (True, EPOCH)
+    assert found['val_interval'] == EPOCH
+    assert (found['checkpoint_interval'], found['checkpoint_by_epoch']) == (10 * EPOCH, True)
+
+
+def test_an_override_for_a_train_cfg_without_type_would_end_the_training(tmp_path: Path) -> None:
+    """So the verdict gives none; see `test_verdict.py`."""
+    cfg = by_epoch(config(tmp_path, STOCK), epochs=3)
+    del cfg.train_cfg['type']
+    cfg.train_cfg.by_epoch = True
+    setting = found_in(cfg)
+    verdict = judge(summary(phases=dict(data=100.0), setting=setting))
+    options = [change.override.partition('=') for change in verdict.change]
+    cfg.merge_from_dict({key: value for key, _, value in options if key.startswith('train_cfg')})
+    assert found_in(cfg)['loop'] == 'EpochBasedTrainLoop'
+    cfg.merge_from_dict({'train_cfg.type': 'PrefetchEpochBasedTrainLoop'})
+    with pytest.raises(RuntimeError, match='Only one of'):
+        found_in(cfg)
+
+
+def test_a_hook_counts_iterations_though_the_loop_counts_epochs(tmp_path: Path) -> None:
+    """As of configs with epochs on `_base_/default_runtime.py`."""
+    cfg = by_epoch(config(tmp_path, STOCK), epochs=3)
+    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=30)
+    found = found_in(cfg)
+    assert (found['checkpoint_interval'], found['checkpoint_by_epoch']) == (30, False)
+
+
+def test_a_hook_that_counts_epochs_of_a_loop_without_any(tmp_path: Path) -> None:
+    """It saves at the end only: there is no interval that stalls could have."""
+    cfg = config(tmp_path, STOCK)
+    cfg.default_hooks.checkpoint.update(by_epoch=True, interval=1)
+    found = found_in(cfg)
+    assert (found['checkpoint_interval'], found['checkpoint_by_epoch']) == (None, True)
+
+
+def test_hooks_that_a_config_does_not_name(tmp_path: Path) -> None:
+    cfg = config(tmp_path, STOCK)
+    del cfg.default_hooks['checkpoint']
+    cfg.default_hooks.timer = None
+    cfg.default_hooks.logger.type = 'mmengine.LoggerHook'
+    found = found_in(cfg)
+    assert found['default_hooks'] == dict(
+        runtime_info='RuntimeInfoHook', logger='LoggerHook', timer=None
+    )
+    assert 'CheckpointHook' in found['parts']
+    cfg = config(tmp_path, STOCK)
+    cfg.pop('default_hooks')
+    assert found_in(cfg)['default_hooks'] == {}
+
+
+def test_hooks_named_by_their_class(tmp_path: Path) -> None:
+    runner = Runner.from_cfg(config(tmp_path, STOCK))
+    hooks = dict(checkpoint=dict(type=CheckpointHook, interval=5), own=CheckpointHook(interval=5))
+    runner.cfg = SimpleNamespace(get=dict(default_hooks=hooks).get, filename=None)
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    found = setting_of(runner)
+    assert found['default_hooks'] == dict(checkpoint='CheckpointHook', own='CheckpointHook')
+    assert found['train_cfg_has_type'] is False
+
+
+def test_processes_of_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('mmtempo.monitor.run_settings.get_world_size', lambda: 8)
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
+    found = found_in(config(tmp_path, STOCK))
+    assert (found['world'], found['local_world'], found['effective_batch']) == (8, 2, 16)
+
+
+def test_accumulation() -> None:
+    one, four = (SimpleNamespace(_accumulative_counts=count) for count in (1, 4))
+    assert accumulation_of(four) == 4
+    assert accumulation_of(SimpleNamespace()) == 1
+    several = dict(a=one, b=four)
+    assert accumulation_of(SimpleNamespace(optim_wrappers=several, values=several.values)) == 4
+
+
+@pytest.mark.parametrize(
+    ('batch', 'shape'),
+    [
+        (dict(inputs=torch.zeros(2, 3, 4)), (2, 3, 4)),
+        (dict(inputs=[torch.zeros(3, 4), torch.zeros(5, 6)]), (2, 3, 4)),
+        (dict(inputs=[]), (0,)),
+        (dict(inputs='x'), None),
+        (dict(inputs=['a', 'b']), (2,)),
+        (torch.zeros(2, 3), None),
+        ([1], None),
+        (None, None),
+    ],
+)
+def test_shapes(batch: Any, shape: tuple | None) -> None:
+    assert shape_of(batch) == shape
+
+
+def test_files() -> None:
+    samples = [SimpleNamespace(img_path=f'{number}.jpg') for number in range(20)]
+    assert files_of(dict(data_samples=samples)) == [f'{number}.jpg' for number in range(16)]
+    assert files_of(dict(data_samples=[SimpleNamespace(), SimpleNamespace(img_path=None)])) == []
+    assert files_of(dict(inputs=[])) == files_of([1]) == []

@@ -1,0 +1,390 @@
+"""Stock parts go out and come back; with ours, nothing waits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmengine.config import Config
+from mmengine.hooks import Hook, LoggerHook, RuntimeInfoHook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import HOOKS, OPTIM_WRAPPERS
+from mmseg.models.data_preprocessor import SegDataPreProcessor
+from mmseg.models.decode_heads import FCNHead
+
+from mmtempo.cli.config import resolve_config_path
+from mmtempo.doctor.sync_report import compare_waits
+from mmtempo.policies.drop_in import Change, describe, stock, zero_wait
+from tests.conftest import MINI
+from tests.test_doctor.test_sync_report import pspnet
+
+PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'
+SWIN = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
+MODELS = {
+    f'mmseg::swin/{SWIN}': {
+        'backbone.embed_dims': 24,
+        'backbone.num_heads': [1, 2, 4, 8],
+        'backbone.depths': [2, 2, 2, 2],
+        'decode_head.in_channels': [24, 48, 96, 192],
+        'decode_head.channels': 16,
+        'auxiliary_head.in_channels': 96,
+        'auxiliary_head.channels': 16,
+    },
+    'mmseg::segformer/segformer_mit-b0_8xb1-160k_cityscapes-1024x1024': {
+        'decode_head.channels': 16,
+    },
+    'mmseg::bisenetv2/bisenetv2_fcn_4xb4-160k_cityscapes-1024x1024': {
+        'decode_head.channels': 16,
+    },
+}
+
+
+def load(name: str) -> Config:
+    return Config.fromfile(resolve_config_path(name))
+
+
+def small(tmp_path: Path, name: str | None) -> Config:
+    """mmseg's own model and optimizer, narrow, on little data."""
+    cfg = pspnet(tmp_path)
+    if name is None:
+        return cfg
+    other = load(name)
+    cfg.model, cfg.optim_wrapper = other.model, other.optim_wrapper
+    cfg.merge_from_dict({f'model.{key}': value for key, value in MODELS[name].items()})
+    cfg.model.data_preprocessor.size = (64, 64)
+    cfg.model.pretrained = cfg.model.backbone.init_cfg = None
+    cfg.model = with_bn(cfg.model.to_dict())
+    return cfg
+
+
+def with_bn(node: Any) -> Any:
+    """SyncBN works on GPUs only."""
+    if isinstance(node, dict):
+        return {key: with_bn(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return type(node)(map(with_bn, node))
+    return 'BN' if node == 'SyncBN' else node
+
+
+@pytest.mark.parametrize(
+    ('name', 'waits'),
+    [
+        (None, 15),
+        *(
+            pytest.param(name, waits, marks=pytest.mark.slow)
+            for name, waits in zip(MODELS, (15, 11, 27))
+        ),
+    ],
+    ids=['pspnet', 'upernet-swin', 'segformer', 'bisenetv2'],
+)
+def test_stock_models_wait_for_nothing(tmp_path: Path, name: str | None, waits: int) -> None:
+    cfg = small(tmp_path, name)
+    before = copy.deepcopy(cfg)
+    found = compare_waits(cfg, iterations=2)
+    assert found.mmtempo.waits == []
+    assert found.stock.per_iteration == waits
+    assert cfg.to_dict() == before.to_dict()
+
+
+def test_gradients_that_are_clipped(tmp_path: Path) -> None:
+    cfg = small(tmp_path, None)
+    cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
+    found = compare_waits(cfg, iterations=1)
+    assert found.mmtempo.waits == []
+    assert found.stock.per_iteration > 15
+
+
+def types(cfg: Config) -> dict[str, Any]:
+    model = cfg.model
+    return dict(
+        runtime_info=cfg.default_hooks.get('runtime_info', {}).get('type'),
+        logger=cfg.default_hooks.logger.type,
+        checkpoint=cfg.default_hooks.checkpoint.type,
+        wrapper=cfg.optim_wrapper.type,
+        preprocessor=(model.data_preprocessor.type, cfg.data_preprocessor.type),
+        decode_head=(model.decode_head.type, model.decode_head.get('head')),
+        auxiliary_head=(model.auxiliary_head.type, model.auxiliary_head.get('head')),
+    )
+
+
+def test_there_and_back() -> None:
+    cfg, untouched = load(PSPNET), load(PSPNET)
+    changes = zero_wait(cfg)
+    assert types(cfg) == dict(
+        runtime_info='SparseRuntimeInfoHook',
+        logger='SparseLoggerHook',
+        checkpoint='AsyncCheckpointHook',
+        wrapper='SparseOptimWrapper',
+        preprocessor=('SparseSegDataPreProcessor',) * 2,
+        decode_head=('SparseAccuracyHead', 'PSPHead'),
+        auxiliary_head=('SparseAccuracyHead', 'FCNHead'),
+    )
+    assert cfg.custom_imports == dict(imports=['mmtempo'], allow_failed_imports=False)
+    assert cfg.default_hooks.logger.interval == untouched.default_hooks.logger.interval
+    assert all(change.changed for change in changes)
+    assert [(c.key, c.before, c.after) for c in changes[:5]] == [
+        ('default_hooks.runtime_info', 'RuntimeInfoHook', 'SparseRuntimeInfoHook'),
+        ('default_hooks.timer', 'IterTimerHook', 'ThroughputMonitorHook'),
+        ('default_hooks.logger', 'LoggerHook', 'SparseLoggerHook'),
+        ('default_hooks.checkpoint', 'CheckpointHook', 'AsyncCheckpointHook'),
+        ('optim_wrapper', 'OptimWrapper', 'SparseOptimWrapper'),
+    ]
+    # Arguments that stock does not take go with the types that take them.
+    cfg.default_hooks.runtime_info.history_length = 7
+    cfg.default_hooks.logger.progress = 'off'
+    cfg.default_hooks.checkpoint.on_busy = 'skip'
+    cfg.model.data_preprocessor.non_blocking = False
+    back = stock(cfg)
+    assert len(back) == len(changes) - 1
+    assert next(c for c in back if c.key == 'default_hooks.logger').reason == (
+        'it takes no progress'
+    )
+    expected = untouched.to_dict()
+    expected['default_hooks']['runtime_info'] = dict(type='RuntimeInfoHook')
+    expected['custom_imports'] = dict(imports=['mmtempo'], allow_failed_imports=False)
+    assert cfg.to_dict() == expected
+    assert stock(cfg) == []
+
+
+def test_twice_is_once() -> None:
+    cfg = load(PSPNET)
+    zero_wait(cfg)
+    once = copy.deepcopy(cfg)
+    changes = zero_wait(cfg)
+    assert cfg.to_dict() == once.to_dict()
+    assert not any(change.changed for change in changes)
+    assert {change.reason for change in changes} == {"is mmtempo's own", 'is imported already'}
+
+
+@HOOKS.register_module()
+class TheirLoggerHook(LoggerHook):
+    """Somebody else's."""
+
+
+@OPTIM_WRAPPERS.register_module()
+class TheirOptimWrapper(OptimWrapper):
+    """Likewise."""
+
+
+def reasons(changes: list[Change]) -> dict[str, str]:
+    return {change.key: change.reason for change in changes if not change.changed}
+
+
+def test_what_is_not_stock_is_left_alone() -> None:
+    cfg = load(PSPNET)
+    cfg.default_hooks.logger.type = 'TheirLoggerHook'
+    cfg.default_hooks.runtime_info = None
+    cfg.optim_wrapper.type = 'TheirOptimWrapper'
+    cfg.model.data_preprocessor.type = 'NowhereToBeFound'
+    cfg.model.decode_head.type = 'DDRHead'
+    cfg.model.auxiliary_head = [dict(type='PointHead'), dict(type='FCNHead', num_classes=3), None]
+    before = copy.deepcopy(cfg)
+    assert reasons(zero_wait(cfg)) == {
+        'default_hooks.runtime_info': 'is switched off',
+        'default_hooks.logger': 'is no stock type',
+        'optim_wrapper': 'is no stock type',
+        'model.data_preprocessor': 'is in no registry',
+        'model.decode_head': 'has a loss_by_feat of its own (in DDRHead)',
+        'model.auxiliary_head.0': 'has a loss_by_feat of its own (in PointHead)',
+    }
+    heads = cfg.model.auxiliary_head
+    assert heads[1] == dict(type='SparseAccuracyHead', head='FCNHead', num_classes=3)
+    assert heads[0] == before.model.auxiliary_head[0]
+    before.default_hooks.checkpoint.type = 'AsyncCheckpointHook'
+    before.default_hooks.timer.type = 'ThroughputMonitorHook'
+    assert cfg.default_hooks == before.default_hooks
+    assert cfg.optim_wrapper == before.optim_wrapper
+    assert cfg.model.decode_head == before.model.decode_head
+
+
+def test_objects_and_what_has_no_type() -> None:
+    cfg = load(PSPNET)
+    hook = RuntimeInfoHook()
+    cfg.default_hooks.runtime_info = hook
+    cfg.default_hooks.logger = dict(interval=3)
+    cfg.optim_wrapper = dict(constructor='Several', generator=dict(type='OptimWrapper'))
+    assert reasons(zero_wait(cfg)) == {
+        'default_hooks.runtime_info': 'is built already',
+        'default_hooks.logger': 'has no type',
+        'optim_wrapper': 'names several optimizers, their wrappers are left alone',
+    }
+    assert cfg.default_hooks.runtime_info is hook
+    cfg.default_hooks.logger = dict(type=5)
+    cfg.optim_wrapper = dict(accumulative_counts=2)
+    changes = zero_wait(cfg)
+    left = reasons(changes)
+    assert left['default_hooks.logger'] == 'has a type that is no class'
+    assert left['optim_wrapper'] == 'has no type'
+    assert 'optim_wrapper: has no type' in describe(changes)
+
+
+def test_a_strategy_brings_its_own_wrapper() -> None:
+    cfg = load(PSPNET)
+    del cfg.optim_wrapper['type']
+    cfg.strategy = dict(type='DeepSpeedStrategy')
+    assert reasons(zero_wait(cfg)) == {
+        'optim_wrapper': 'has no type, the strategy supplies its own'
+    }
+    assert 'type' not in cfg.optim_wrapper
+
+
+def test_custom_hooks_that_wait_are_named() -> None:
+    cfg = load(PSPNET)
+    cfg.custom_hooks = [
+        dict(type='EMAHook'),
+        dict(type='TheirLoggerHook'),
+        dict(type='mmengine.LoggerHook'),
+        dict(type=RuntimeInfoHook),
+        dict(type='SparseLoggerHook'),
+        dict(type='NumClassCheckHook'),
+    ]
+    before = copy.deepcopy(cfg.custom_hooks)
+    assert reasons(zero_wait(cfg)) == {
+        'custom_hooks.0': 'is left alone: stock reads its step count each iteration',
+        'custom_hooks.2': 'is left alone: stock reads what it logs at once',
+        'custom_hooks.3': 'is left alone: stock reads each loss in each iteration',
+    }
+    assert cfg.custom_hooks == before
+
+
+def test_the_scope_of_a_part() -> None:
+    cfg = load(PSPNET)
+    cfg.default_scope = 'mmengine'
+    cfg.model.decode_head._scope_ = 'mmseg'
+    cfg.model.auxiliary_head.type = 'mmseg.FCNHead'
+    assert cfg.model.decode_head.type == 'PSPHead'
+    assert 'model.decode_head' not in reasons(zero_wait(cfg))
+    assert cfg.model.decode_head.type == 'SparseAccuracyHead'
+
+
+def test_the_wrapper_that_nobody_names() -> None:
+    cfg = load(PSPNET)
+    del cfg.optim_wrapper['type']
+    assert ('OptimWrapper', 'SparseOptimWrapper') in [(c.before, c.after) for c in zero_wait(cfg)]
+    assert cfg.optim_wrapper.type == 'SparseOptimWrapper'
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    zero_wait(cfg)
+    assert cfg.optim_wrapper.type == 'SparseAmpOptimWrapper'
+    stock(cfg)
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+
+
+@pytest.mark.parametrize('scope', ['mmseg', 'mmengine'])
+def test_names_with_scopes_and_classes(scope: str) -> None:
+    cfg = load(PSPNET)
+    cfg.default_scope = scope
+    cfg.default_hooks.logger.type = 'mmengine.LoggerHook'
+    cfg.default_hooks.runtime_info = dict(type=RuntimeInfoHook)
+    cfg.optim_wrapper.type = 'mmengine.optim.OptimWrapper'
+    cfg.model.data_preprocessor.type = 'mmseg.SegDataPreProcessor'
+    cfg.data_preprocessor.type = SegDataPreProcessor
+    cfg.model.decode_head.type = 'mmseg.PSPHead'
+    cfg.model.auxiliary_head.type = FCNHead
+    changes = zero_wait(cfg)
+    assert all(change.changed for change in changes)
+    assert types(cfg)['decode_head'] == ('SparseAccuracyHead', 'mmseg.PSPHead')
+    head = cfg.model.auxiliary_head.head
+    assert head == 'mmseg.models.decode_heads.fcn_head.FCNHead'
+    assert 'PSPHead -> SparseAccuracyHead' in describe(changes)
+    stock(cfg)
+    assert types(cfg)['decode_head'] == ('mmseg.PSPHead', None)
+    assert cfg.model.data_preprocessor.type == (
+        'SegDataPreProcessor' if scope == 'mmseg' else 'mmseg.SegDataPreProcessor'
+    )
+
+
+def test_configs_with_little_in_them() -> None:
+    cfg = Config(dict(model=dict(type='X')))
+    assert [change.key for change in zero_wait(cfg)] == [
+        'default_hooks.runtime_info',
+        'default_hooks.timer',
+        'default_hooks.logger',
+        'default_hooks.checkpoint',
+        'custom_imports',
+    ]
+    assert cfg.default_hooks.logger == dict(type='SparseLoggerHook')
+    assert cfg.default_hooks.checkpoint == dict(type='AsyncCheckpointHook', interval=1)
+    assert zero_wait(Config(dict(custom_imports=dict(imports='mmseg'))))[-1].after == (
+        'mmseg, mmtempo'
+    )
+    cfg = Config(dict(custom_imports=dict(imports=['mmseg'], allow_failed_imports=True)))
+    zero_wait(cfg)
+    assert cfg.custom_imports == dict(imports=['mmseg', 'mmtempo'], allow_failed_imports=True)
+
+
+@pytest.mark.parametrize(
+    ('option', 'key'),
+    [
+        ('optim_wrapper.type', 'optim_wrapper'),
+        ('optim_wrapper', 'optim_wrapper'),
+        ('model.decode_head.type', 'model.decode_head'),
+        ('default_hooks.logger.type', 'default_hooks.logger'),
+        ('default_hooks', 'default_hooks.timer default_hooks.logger default_hooks.checkpoint'),
+    ],
+)
+def test_what_is_set_on_purpose_is_kept(option: str, key: str) -> None:
+    cfg, before = load(PSPNET), load(PSPNET)
+    reason = 'is kept as --cfg-options has it'
+    assert reasons(zero_wait(cfg, keep=[option])) == dict.fromkeys(key.split(), reason)
+    for one in key.split():
+        node, other = cfg, before
+        for part in one.split('.'):
+            node, other = node[part], other[part]
+        assert node == other
+    assert cfg.model.auxiliary_head.type == 'SparseAccuracyHead'
+
+
+def test_a_hook_set_on_purpose_is_not_added() -> None:
+    cfg = load(PSPNET)
+    zero_wait(cfg, keep=['default_hooks.runtime_info.type'])
+    assert 'runtime_info' not in cfg.default_hooks
+    zero_wait(cfg, keep=['default_hooks'])
+    assert 'runtime_info' not in cfg.default_hooks
+    zero_wait(cfg, keep=['default_hooks.runtime_info.history_length', 'model.decode_head.channels'])
+    assert cfg.default_hooks.runtime_info.type == 'SparseRuntimeInfoHook'
+
+
+def test_both_hooks_are_kept() -> None:
+    cfg = load(PSPNET)
+    zero_wait(cfg, keep=['default_hooks'])
+    assert 'runtime_info' not in cfg.default_hooks
+    assert cfg.default_hooks.logger.type == 'LoggerHook'
+
+
+def test_our_own_models_stay() -> None:
+    cfg = Config.fromfile(str(MINI))
+    before = copy.deepcopy(cfg)
+    left = reasons(zero_wait(cfg))
+    assert left['model.data_preprocessor'] == left['model.decode_head'] == "is mmtempo's own"
+    assert cfg.model == before.model
+    stock(cfg)
+    assert cfg.model == before.model
+    assert cfg.default_hooks.logger.type == 'LoggerHook'
+
+
+def test_what_is_printed() -> None:
+    text = describe(
+        [
+            Change('a', 'A', 'B', 'stock waits'),
+            Change('c', 'C', 'C', 'is no stock type'),
+            Change('d', None, 'D', 'it was missing'),
+        ]
+    )
+    assert text.splitlines() == [
+        'changed:',
+        '  a: A -> B; stock waits',
+        '  d: None -> D; it was missing',
+        'left alone:',
+        '  c: C is no stock type',
+    ]
+    assert describe([]) == ''
+
+
+def test_hooks_of_ours_are_stock_hooks() -> None:
+    """What the overlay puts in takes every argument of what it takes out."""
+    for cls in (LoggerHook, RuntimeInfoHook):
+        ours = HOOKS.get(f'Sparse{cls.__name__}')
+        assert issubclass(ours, cls)
+        assert issubclass(ours, Hook)

@@ -1,0 +1,45 @@
+"""How figures are written."""
+
+from __future__ import annotations
+
+from mmtempo.report.format import MISSING, digits, duration, number, percent, significant, size
+from mmtempo.utils import units
+
+
+def test_digits_keeps_three_that_count() -> None:
+    assert [digits(v) for v in (0, 0.01234, 1.2345, 12.345, 99.96, 123.45)] == [
+        '0', '0.012', '1.23', '12.3', '100', '123',
+    ]  # fmt: skip
+    assert digits(12345.6, 'it/s') == '12\u202f346 it/s'
+
+
+def test_duration_has_the_unit_that_suits() -> None:
+    values = (0, 4.2e-6, 0.00123, 0.0999, 0.9999, 3.456, 75.2, 99.99, 3725.0)
+    assert [duration(value) for value in values] == [
+        '0 s', '4.20 µs', '1.23 ms', '99.9 ms', '1.00 s', '3.46 s', '75.2 s', '1 min 40 s',
+        '1 h 02 min',
+    ]  # fmt: skip
+
+
+def test_size_and_percent() -> None:
+    assert [size(value) for value in (0, 999, 1 << 20, 1023 << 20, 5 << 40)] == [
+        '0 B', '999 B', '1.00 MiB', '0.999 GiB', '5.00 TiB',
+    ]  # fmt: skip
+    assert [percent(v) for v in (0, 0.0001, 0.1234, 1)] == ['0.0 %', '< 0.1 %', '12 %', '100 %']
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    for show in (digits, duration, size, percent):
+        assert [show(value) for value in (None, float('nan'), float('inf'), 'x', True)] == [
+            MISSING
+        ] * 5
+    assert number(True) is None
+    assert significant(None) is None
+    assert significant(1.23456789) == 1.2346
+
+
+def test_tables_and_sentences_write_figures_alike() -> None:
+    for value in (0.0, 1e-6, 0.00123, 0.0994, 0.0996, 0.314, 0.9999, 12.3, 99.96, 4000.0):
+        assert duration(value) == units.duration(value)
+        assert percent(value) == units.percent(value)
+        assert digits(value) == units.digits(value)

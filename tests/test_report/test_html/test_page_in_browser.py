@@ -1,0 +1,135 @@
+"""The page in a real browser, where there is one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mmtempo.report import read_log
+from mmtempo.report.html.page import write_html
+from tests.conftest import ROOT
+from tests.testing.made_up import write_run
+
+NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable')
+# Of Blink's own setting: what prefers-color-scheme says.
+SCHEMES = dict(dark=0, light=1)
+SURFACES = dict(dark='#1d2126', light='#ffffff')
+
+
+@pytest.fixture(scope='module')
+def browser() -> str:
+    for path in filter(None, [os.environ.get('MMTEMPO_CHROMIUM'), *map(shutil.which, NAMES)]):
+        # Ubuntu has a file of that name that only says where to get one.
+        if subprocess.run([path, '--version'], capture_output=True, timeout=50).returncode == 0:
+            return path
+    pytest.skip(f'no browser: none of {", ".join(NAMES)} and no MMTEMPO_CHROMIUM')
+
+
+@pytest.fixture(scope='module')
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('run')
+    return write_html(read_log(write_run(folder, iterations=300)), folder / 'report.html')
+
+
+def visit(browser: str, page: Path, profile: Path, *options: str) -> tuple[str, str]:
+    """The page after its scripts have run, and what the browser wrote to its log."""
+    done = subprocess.run(
+        [
+            browser, '--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage',
+            '--enable-logging=stderr', '--v=0', f'--user-data-dir={profile}',
+            '--no-first-run', '--disable-background-networking', '--disable-component-update',
+            # Whatever the page asks of a network fails, which the console tells.
+            '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=1280,1000',
+            '--virtual-time-budget=10000', *options, '--dump-dom', page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+# Drawing all charts takes seconds: one scheme is enough for every day.
+@pytest.mark.parametrize('scheme', ['dark', pytest.param('light', marks=pytest.mark.slow)])
+def test_charts_are_drawn_and_nothing_is_asked_of_a_network(
+    scheme: str, browser: str, report: Path, tmp_path: Path
+) -> None:
+    dom, log = visit(
+        browser, report, tmp_path / 'profile',
+        f'--blink-settings=preferredColorScheme={SCHEMES[scheme]}',
+    )  # fmt: skip
+    assert 'CONSOLE' not in log, log
+    assert 'data-charts="drawn"' in dom
+    assert dom.count('class="plot-container') == 7
+    assert dom.count('class="main-svg"') >= 7
+    assert dom.count('class="point"') > 10
+    assert dom.count('class="legend"') == 4
+    # The charts wear the colours of the scheme.
+    assert f'data-surface="{SURFACES[scheme]}"' in dom
+
+
+WIDTHS = """<script>
+const all = [...document.querySelectorAll('.sentence')].map((one) => one.clientWidth);
+document.documentElement.dataset.sentences = `${all.length} of ${Math.min(...all)}`;
+</script>"""
+
+
+def test_a_narrow_page_has_room_for_sentences_and_for_figures(
+    browser: str, report: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / 'narrow.html'
+    text = report.read_text(encoding='utf-8')
+    page.write_text(text.replace('</main>', f'</main>{WIDTHS}'), encoding='utf-8')
+    dom, log = visit(browser, page, tmp_path / 'profile', '--window-size=500,1000')
+    assert 'CONSOLE' not in log, log
+    # A table's last column was 20 px wide before, and 200 px high.
+    assert re.search(r'data-sentences="[1-9]\d* of 260"', dom)
+    # Of the figures of phases, the legend took two thirds: the table has the same colours.
+    drawn = dict(re.findall(r'id="chart-(\w+)"(.*?)</figure>', dom, re.S))
+    legends = {name for name, figure in drawn.items() if 'class="legend"' in figure}
+    assert legends == {'throughput', 'memory'}
+
+
+def test_without_decompression_the_tables_are_there(
+    browser: str, report: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / 'old.html'
+    text = report.read_text(encoding='utf-8')
+    page.write_text(
+        text.replace('<main>', '<main><script>delete window.DecompressionStream</script>'),
+        encoding='utf-8',
+    )
+    dom, log = visit(browser, page, tmp_path / 'profile')
+    assert 'CONSOLE' not in log, log
+    assert 'plot-container' not in dom
+    assert dom.count('This browser cannot unpack the charts') >= 7
+    assert 'AsyncCheckpointHook' in dom
+
+
+@pytest.mark.parametrize(
+    ('tools', 'says'),
+    [
+        ({}, 'no Chromium, and not root on a system with apt-get'),
+        ({'apt-get': 'exit 100'}, 'Chromium could not be installed'),
+        ({'apt-get': 'echo apt-get "$@"'}, 'apt-get install -y'),
+        ({'chromium': 'exit 0', 'apt-get': 'exit 100'}, ''),
+    ],
+)
+def test_ci_installs_one_and_goes_on_without(tools: dict, says: str, tmp_path: Path) -> None:
+    for name in ('bash', 'dirname'):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    stubs = {'make': 'echo "$0 $1"', 'id': 'echo 0', 'timeout': 'shift; "$@"', **tools}
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f'#!{shutil.which("bash")}\n{body}\n')
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [str(ROOT / '.ci/run')], env=dict(PATH=str(tmp_path)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith('make test\n')
+    assert says in done.stderr
+    assert bool(says) == bool(done.stderr)

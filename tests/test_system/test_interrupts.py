@@ -1,0 +1,193 @@
+"""Signals become requests; who is in a hurry presses Ctrl-C twice."""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mmtempo.system import interrupts as module
+from mmtempo.system.interrupts import SIGNALS, Interrupts
+
+
+class Noting:
+    """What was asked for, and an Interrupts that asks."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.interrupts = Interrupts(self.done.append, lambda: self.done.append('second'))
+
+
+@pytest.fixture
+def noting() -> Iterator[Noting]:
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
+    # What a shell starts in the background ignores SIGINT; another test's training may have left
+    # a handler of its own.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    noting = Noting()
+    yield noting
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+@pytest.mark.parametrize('number', SIGNALS)
+def test_the_first_one_is_noted(number: signal.Signals, noting: Noting) -> None:
+    noting.interrupts.install()
+    assert noting.interrupts.requested is None
+    signal.raise_signal(number)
+    assert noting.interrupts.requested is number
+    assert noting.done == [number]
+
+
+@pytest.mark.parametrize('first', SIGNALS)
+def test_a_second_interrupt_leaves(first: signal.Signals, noting: Noting) -> None:
+    before = handlers()
+    noting.interrupts.install()
+    signal.raise_signal(first)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert noting.done == [first, 'second']
+    assert handlers() == before  # a third one is not held up
+
+
+def test_interrupt_that_the_launcher_passes_on_is_the_same(noting: Noting) -> None:
+    """The terminal sends it to all processes, and torchrun sends it to its own once more."""
+    now = [5.0]
+    noting.interrupts = Interrupts(
+        noting.done.append, lambda: noting.done.append('second'), same=1.0, clock=lambda: now[0]
+    )
+    noting.interrupts.install()
+    for now[0] in (5.0, 5.0, 5.9):
+        signal.raise_signal(signal.SIGINT)
+    assert noting.done == [signal.SIGINT]
+    now[0] = 6.0
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert noting.done == [signal.SIGINT, 'second']
+
+
+@pytest.mark.parametrize(('name', 'same'), [('TORCHELASTIC_RUN_ID', 1.0), ('OTHER', 0.0)])
+def test_torchrun_is_recognized(name: str, same: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('TORCHELASTIC_RUN_ID', raising=False)
+    monkeypatch.setenv(name, 'x')
+    assert runpy.run_path(module.__file__)['FORWARDED'] == same
+
+
+@pytest.mark.parametrize('first', SIGNALS)
+def test_another_termination_does_not_leave(first: signal.Signals, noting: Noting) -> None:
+    noting.interrupts.install()
+    signal.raise_signal(first)
+    for _ in range(2):
+        signal.raise_signal(signal.SIGTERM)
+    assert noting.done == [first]
+    assert noting.interrupts.requested is first
+
+
+def test_the_request_may_end_it(noting: Noting) -> None:
+    """As when the training rests between two iterations."""
+
+    def leave(number: signal.Signals) -> None:
+        raise SystemExit(128 + number)
+
+    noting.interrupts = Interrupts(leave, lambda: None)
+    noting.interrupts.install()
+    with pytest.raises(SystemExit, match='143'):
+        signal.raise_signal(signal.SIGTERM)
+    assert noting.interrupts.requested is signal.SIGTERM
+
+
+def test_what_is_ignored_stays_ignored(noting: Noting) -> None:
+    """As of a run in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    noting.interrupts.install()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.raise_signal(signal.SIGTERM)
+    assert noting.done == [signal.SIGTERM]
+    noting.interrupts.restore()
+    assert handlers() == [signal.SIG_IGN, signal.SIG_DFL]
+
+
+def test_restore(noting: Noting) -> None:
+    def own(*args: Any) -> None:
+        pass
+
+    signal.signal(signal.SIGTERM, own)
+    before = handlers()
+    noting.interrupts.install()
+    assert own not in handlers()
+    noting.interrupts.restore()
+    assert handlers() == before
+    noting.interrupts.restore()
+    assert handlers() == before
+
+
+@pytest.mark.parametrize('order', [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_restore_of_several_in_any_order(order: tuple, noting: Noting) -> None:
+    """The last one to end must not put back the handler of one that has ended."""
+    before = handlers()
+    several = [Noting().interrupts for _ in range(3)]
+    for one in several:
+        one.install()
+    for index in order:
+        several[index].restore()
+    assert handlers() == before
+
+
+def test_restore_leaves_what_others_have_installed_since(noting: Noting) -> None:
+    def own(*args: Any) -> None:
+        pass
+
+    before = handlers()
+    noting.interrupts.install()
+    signal.signal(signal.SIGTERM, own)
+    noting.interrupts.restore()
+    assert handlers() == [before[0], own]
+
+
+def test_only_the_main_thread_installs(noting: Noting) -> None:
+    before = handlers()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(noting.interrupts.install).result()
+    assert handlers() == before
+    noting.interrupts.restore()
+
+
+FORKING = """
+import os, runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Interrupts = runpy.run_path({path!r})['Interrupts']
+interrupts = Interrupts(lambda number: print('requested', number, flush=True), lambda: None)
+interrupts.install()
+(there, told), (heard, go) = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.write(told, b'a')
+    os.read(heard, 1)  # goes on after a SIGINT
+    os.write(told, b'b')
+    while True:
+        signal.pause()
+os.read(there, 1)
+os.kill(pid, signal.SIGINT)
+os.write(go, b'a')
+print(os.read(there, 1) == b'b', flush=True)
+os.kill(pid, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_forked_processes() -> None:
+    """Ctrl-C goes to data loaders as well, which the training still needs; SIGTERM ends them."""
+    script = FORKING.format(path=module.__file__)
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ('True\n-15\n', '')

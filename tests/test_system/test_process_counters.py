@@ -1,0 +1,177 @@
+"""Totals by name, with fake counts; and a real fault and a real collection."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmtempo.system import process_counters
+from mmtempo.system.process_counters import IterationCounters
+
+
+@pytest.fixture
+def counters() -> Iterator[IterationCounters]:
+    counters = IterationCounters()
+    counters.start()
+    yield counters
+    counters.stop()
+
+
+def fake_resource(asked: list[int], **names: int) -> SimpleNamespace:
+    """Two reads, of which the second has more of everything."""
+
+    def getrusage(which: int) -> SimpleNamespace:
+        n = len(asked)
+        asked.append(which)
+        return SimpleNamespace(
+            ru_majflt=5 + n,
+            ru_minflt=70 + 2 * n,
+            ru_nivcsw=30 + 3 * n,
+            ru_stime=1.0 + n / 2,
+            ru_utime=2.0 + n / 4,
+        )
+
+    return SimpleNamespace(getrusage=getrusage, RUSAGE_SELF=0, **names)
+
+
+@pytest.mark.parametrize(('names', 'whose'), [({'RUSAGE_THREAD': 1}, 1), ({}, 0)])
+def test_differences(names: dict, whose: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the thread where there is such a count, else of the process."""
+    asked: list[int] = []
+    monkeypatch.setattr(process_counters, 'resource', fake_resource(asked, **names))
+    counters = IterationCounters()
+    before = counters.read()
+    assert dict(zip(counters.NAMES, before)) == {
+        'major_faults': 5,
+        'minor_faults': 70,
+        'involuntary_switches': 30,
+        'system_seconds': 1.0,
+        'user_seconds': 2.0,
+        'gc_seconds': None,  # nobody has watched
+        'gc_collections': None,
+    }
+    assert counters.difference(before, counters.read()) == {
+        'major_faults': 1,
+        'minor_faults': 2,
+        'involuntary_switches': 3,
+        'system_seconds': 0.5,
+        'user_seconds': 0.25,
+    }
+    assert asked == [whose, whose]
+
+
+def test_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    monkeypatch.setattr(process_counters, 'resource', None)
+    counters = IterationCounters()
+    counters.start()
+    before = counters.read()
+    gc.collect()
+    found = counters.difference(before, counters.read())
+    counters.stop()
+    assert before == (None, None, None, None, None, 0.0, 0)
+    assert set(found) == {'gc_seconds', 'gc_collections'}
+
+
+class TestCollections:
+    @pytest.fixture(autouse=True)
+    def quiet(self) -> Iterator[None]:
+        """No others than those of the tests."""
+        gc.disable()
+        gc.freeze()  # they take no time then
+        yield
+        gc.unfreeze()
+        gc.enable()
+
+    def test_seconds_and_full_ones(self) -> None:
+        times = iter([10, 2_000_000_010, 5_000_000_000, 5_500_000_000])
+        counters = IterationCounters(clock=lambda: next(times))
+        counters.start()
+        gc.collect(0)
+        assert counters.read()[-2:] == (2.0, 0)
+        gc.collect()
+        counters.stop()
+        assert counters.read()[-2:] == (2.5, 1)
+
+    def test_any_thread(self, counters: IterationCounters) -> None:
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join()
+        seconds, full = counters.read()[-2:]
+        assert seconds
+        assert full == 1
+
+    def test_threads_side_by_side(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As without a GIL: each end belongs to the start of its own thread."""
+        times = iter([0, 1_000_000_000, 3_000_000_000, 4_000_000_000])
+        counters = IterationCounters(clock=lambda: next(times))
+        counters.start()
+        call: Any = gc.callbacks[-1]
+        for thread, phase in ((1, 'start'), (2, 'start'), (2, 'stop'), (1, 'stop')):
+            monkeypatch.setattr(threading, 'get_ident', lambda thread=thread: thread)
+            call(phase, {'generation': 2})
+        monkeypatch.undo()
+        counters.stop()
+        assert counters.read()[-2:] == (6.0, 2)
+
+    def test_one_that_began_before(self, counters: IterationCounters) -> None:
+        gc.callbacks[-1]('stop', {'generation': 2})
+        assert counters.read()[-2:] == (0.0, 0)
+
+    def test_started_twice_and_again(self) -> None:
+        before = list(gc.callbacks)
+        counters = IterationCounters()
+        for _ in range(2):
+            counters.start()
+            counters.start()
+            assert len(gc.callbacks) == len(before) + 1
+            gc.collect()
+            counters.stop()
+            counters.stop()
+            assert gc.callbacks == before
+            gc.collect()  # nobody looks
+        assert counters.read()[-1] == 2
+
+    def test_nothing_is_left_behind(self) -> None:
+        before = list(gc.callbacks)
+        counters = IterationCounters()
+        counters.start()
+        assert len(gc.callbacks) == len(before) + 1
+        del counters
+        assert gc.callbacks == before
+
+    def test_somebody_has_cleared_the_list(self) -> None:
+        counters = IterationCounters()
+        counters.start()
+        gc.callbacks.pop()
+        counters.stop()
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='counts of a thread')
+def test_real_faults(counters: IterationCounters) -> None:
+    """Of this thread only."""
+    pages = 300
+
+    def touch() -> None:
+        with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
+            if hasattr(mmap, 'MADV_NOHUGEPAGE'):
+                memory.madvise(mmap.MADV_NOHUGEPAGE)
+            for page in range(pages):
+                memory[page * mmap.PAGESIZE] = 1
+
+    before = counters.read()
+    thread = threading.Thread(target=touch)
+    thread.start()
+    thread.join()
+    between = counters.read()
+    touch()
+    after = counters.read()
+    assert counters.difference(before, between)['minor_faults'] < pages
+    assert counters.difference(between, after)['minor_faults'] >= pages

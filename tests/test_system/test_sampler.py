@@ -1,0 +1,399 @@
+"""A ring of samples, by fake readings and a fake clock; and threads, forks and exits for real."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmtempo.system import sampler
+from mmtempo.system.sampler import MachineWatch
+from tests.testing.processes import FORK, in_child
+
+MB = 1 << 20
+# The modules alone: they take nothing else of the package, and start in no time.
+ALONE = """
+import sys, types
+stub = sys.modules['mmtempo'] = types.ModuleType('mmtempo')  # the package itself imports mmseg
+stub.__path__ = [sys.argv[1]]
+from mmtempo.system.readings import MachineReadings
+from mmtempo.system.sampler import MachineWatch
+class Readings(MachineReadings):
+    def close(self):
+        super().close()
+        print('closed')
+watch = MachineWatch(interval=0.001, readings=Readings())
+watch.start()
+while watch.latest() is None:
+    pass
+"""
+forks = pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
+
+
+class FakeReadings:
+    """Says what `now` has, and a second passes with each."""
+
+    def __init__(self, **more: Callable[[], Any]) -> None:
+        self.clock, self.closed = 0.0, 0
+        self.now: dict[str, Any] = {}
+        self.parts: dict[str, Callable[[], Any]] = {'all': lambda: dict(self.now), **more}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Counting(FakeReadings):
+    """Tells when it was asked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.asked = threading.Semaphore(0)
+        super().__init__(count=self._count)
+
+    def _count(self) -> dict[str, int]:
+        self.count += 1
+        self.asked.release()
+        return {'count': self.count}
+
+
+@pytest.fixture
+def readings() -> FakeReadings:
+    return FakeReadings()
+
+
+@pytest.fixture
+def watch(readings: FakeReadings) -> MachineWatch:
+    return MachineWatch(readings=readings, clock=lambda: readings.clock)
+
+
+@pytest.fixture
+def take(watch: MachineWatch, readings: FakeReadings) -> Callable[..., None]:
+    """A sample with these figures, a second after the last."""
+
+    def take(**figures: Any) -> None:
+        readings.now = figures
+        watch.sample()
+        readings.clock += 1
+
+    return take
+
+
+@pytest.fixture
+def counting() -> Iterator[tuple[MachineWatch, Counting]]:
+    readings = Counting()
+    watch = MachineWatch(interval=3600.0, readings=readings)
+    yield watch, readings
+    watch.stop()
+
+
+class TestSamples:
+    def test_latest(self, watch: MachineWatch, take: Callable) -> None:
+        assert watch.latest() is None
+        take(ram_used=0.5, tree_pss=7)
+        take(ram_used=0.25)
+        latest = watch.latest()
+        assert latest is not None
+        assert latest.pop('time') > 1.7e9
+        assert latest == {'ram_used': 0.25}
+
+    def test_two_readings_of_the_device(self) -> None:
+        readings = FakeReadings(
+            allocator=lambda: {'device': {'allocated': 5}},
+            gpu=lambda: {'device': {'power': 200.0}},
+            unknown=lambda: None,
+        )
+        watch = MachineWatch(readings=readings)
+        watch.sample()
+        latest = watch.latest()
+        assert latest is not None
+        assert latest['device'] == {'allocated': 5, 'power': 200.0}
+
+    def test_peak(self, watch: MachineWatch, take: Callable) -> None:
+        assert watch.peak() == {}
+        device = {'allocated': 5, 'throttle': ['power limit']}
+        take(ram_used=0.5, ram_of='the machine', shm_free=9, swap_in=1, psi_cpu=2, device=device)
+        device = {'allocated': 3, 'retries': 1, 'throttle': ['temperature']}
+        take(ram_used=0.75, shm_free=4, swap_in=2, device=device)
+        take(ram_used=0.25, shm_free=8, tree_pss=6, device={'throttle': []})
+        assert watch.peak() == {
+            'ram_used': 0.75,
+            'shm_free': 4,
+            'tree_pss': 6,
+            'device': {
+                'allocated': 5,
+                'retries': 1,
+                'throttle': ['power limit', 'temperature'],
+            },
+        }
+
+    def test_the_ring_is_bounded_but_not_the_peak(self, readings: FakeReadings) -> None:
+        watch = MachineWatch(keep=3, readings=readings, clock=lambda: readings.clock)
+        for second in range(1000):
+            readings.now = {'swap_in': second * MB, 'ram_used': 1 / (second + 2)}
+            watch.sample()
+            readings.clock += 1
+        assert watch.between(0, 2000) == {'swap_in': 2 * MB}
+        assert watch.peak() == {'ram_used': 0.5}
+
+    def test_between(self, watch: MachineWatch, take: Callable) -> None:
+        for swapped in (0, 0, 5, 5, 9):
+            take(swap_in=swapped * MB)
+        assert watch.between(1.5, 1.7) == {'swap_in': 5 * MB}
+        assert watch.between(2.5, 2.7) == {}
+        assert watch.between(0.5, 3.5) == {'swap_in': 9 * MB}
+
+    def test_covers(self, watch: MachineWatch, take: Callable) -> None:
+        assert not watch.covers(0.0)
+        take()
+        take()
+        assert watch.covers(1.0)
+        assert not watch.covers(1.01)
+
+    @pytest.mark.parametrize('wrong', [dict(interval=0), dict(interval=-1.0), dict(keep=1)])
+    def test_wrong_arguments(self, wrong: dict, readings: FakeReadings) -> None:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            MachineWatch(readings=readings, **wrong)
+
+
+class TestWarnings:
+    def test_each_once(self, watch: MachineWatch, take: Callable) -> None:
+        full = dict(ram_used=0.95, ram_total=100 * MB)
+        assert watch.warnings() == []
+        take(ram_used=0.5, swap_in=0)
+        assert watch.warnings() == []
+        take(**full, swap_in=0)
+        take(**full, swap_in=0)
+        (text,) = watch.warnings()
+        assert text.startswith('RAM: 95%')
+        take(ram_used=0.5, swap_in=0)
+        take(**full, swap_in=7 * MB)
+        (text,) = watch.warnings()
+        assert text.startswith('swap: ')
+        assert watch.warnings() == []
+
+    def test_swapping_counts_from_the_first_sample_of_the_run(self, readings: FakeReadings) -> None:
+        """Also when that has left the ring."""
+        watch = MachineWatch(keep=2, readings=readings)
+        for swapped in range(4, 24):
+            readings.now = {'swap_out': swapped * MB // 8}
+            watch.sample()
+        (text,) = watch.warnings()
+        assert 'written 1 MB to it' in text
+
+    def test_a_reading_that_fails(self) -> None:
+        calls = []
+
+        def fail() -> None:
+            calls.append(1)
+            raise OSError(5, 'no such thing')
+
+        readings = FakeReadings(GPU=fail, after=lambda: {'after': 1})
+        readings.now = {'ram_used': 0.5}
+        watch = MachineWatch(readings=readings)
+        watch.sample()
+        watch.sample()
+        assert calls == [1]
+        (text,) = watch.warnings()
+        assert text == 'GPU cannot be watched from now on: OSError: [Errno 5] no such thing'
+        latest = watch.latest()
+        assert latest is not None
+        assert set(latest) == {'time', 'ram_used', 'after'}
+
+
+class TestThread:
+    def test_start_and_stop(self, counting: tuple[MachineWatch, Counting]) -> None:
+        watch, readings = counting
+        watch.stop()  # it was not started
+        assert not watch.running
+        for _ in range(2):
+            before = threading.active_count()
+            watch.start()
+            watch.start()
+            assert watch.running
+            assert threading.active_count() == before + 1
+            assert readings.asked.acquire(timeout=30)  # the first one at once
+            watch.stop()
+            watch.stop()
+            assert not watch.running
+            assert threading.active_count() == before
+        assert readings.closed == 2
+        latest = watch.latest()
+        assert latest is not None
+        assert latest['count'] == 2
+
+    def test_again_and_again(self) -> None:
+        readings = Counting()
+        watch = MachineWatch(interval=0.001, readings=readings)
+        watch.start()
+        for _ in range(5):
+            assert readings.asked.acquire(timeout=30)
+        watch.stop()
+
+    def test_nudge(
+        self, counting: tuple[MachineWatch, Counting], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next sample would be due in an hour."""
+        monkeypatch.setattr(sampler, 'REST', 1e-9)
+        watch, readings = counting
+        watch.start()
+        for _ in range(3):
+            assert readings.asked.acquire(timeout=30)
+            watch.nudge()
+        assert readings.asked.acquire(timeout=30)
+
+    def test_stop_does_not_wait_for_the_next_sample(
+        self, counting: tuple[MachineWatch, Counting], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits = threading.Semaphore(0)
+
+        class Event(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                if timeout is not None and timeout > 1000:
+                    waits.release()
+                return super().wait(timeout)
+
+        before = threading.active_count()
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, 'REST', 1e-9)
+            patch.setattr(threading, 'Event', Event)
+            counting[0].start()
+            assert waits.acquire(timeout=30)
+        counting[0].stop()
+        assert threading.active_count() == before
+
+    def test_it_rests_whoever_nudges(self, counting: tuple[MachineWatch, Counting]) -> None:
+        watch, readings = counting
+        waits = []
+
+        class Event(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                waits.append((readings.count, timeout))
+                if readings.count == 3:
+                    ending.set()
+                return self.is_set()
+
+        ending, wake = Event(), Event()
+        wake.set()
+        watch._run(ending, wake)
+        assert waits == [(1, 360), (1, 3240), (2, 360), (2, 3240), (3, 360)]
+        assert not wake.is_set()
+        assert readings.closed == 1
+
+    def test_a_reading_that_hangs(
+        self, readings: FakeReadings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The training ends all the same; the thread when it can."""
+        monkeypatch.setattr(sampler, 'STOPPING_SECONDS', 0.01)
+        hangs, goes_on = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            hangs.set()
+            goes_on.wait(30)
+
+        readings.parts['hangs'] = hang
+        watch = MachineWatch(readings=readings)
+        watch.start()
+        (thread,) = [one for one in threading.enumerate() if 'machine-watch' in one.name]
+        assert hangs.wait(30)
+        watch.stop()
+        assert thread.is_alive()
+        assert thread.daemon
+        goes_on.set()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert readings.closed == 1
+
+    def test_nothing_holds_it(self, counting: tuple[MachineWatch, Counting]) -> None:
+        watch = MachineWatch(readings=FakeReadings())
+        watch.start()
+        watch.stop()
+        gone = weakref.ref(watch)
+        del watch
+        gc.collect()
+        assert gone() is None
+
+
+@forks
+class TestFork:
+    def test_a_child_has_no_running_watch(self, counting: tuple[MachineWatch, Counting]) -> None:
+        watch, readings = counting
+        watch.start()
+        assert readings.asked.acquire(timeout=30)
+
+        def look() -> tuple:
+            watch.nudge()
+            running = watch.running
+            watch.stop()
+            latest = watch.latest()
+            return running, threading.active_count(), latest and latest['count']
+
+        while watch.latest() is None:  # it has been asked, and ends soon
+            os.sched_yield()
+        assert in_child(look) == (False, 1, 1)
+        assert watch.running
+        assert readings.closed == 0
+
+    def test_a_child_may_have_its_own(self, counting: tuple[MachineWatch, Counting]) -> None:
+        watch, readings = counting
+        watch.start()
+        assert readings.asked.acquire(timeout=30)
+
+        def start() -> tuple:
+            watch.start()
+            assert readings.asked.acquire(timeout=30)
+            running = watch.running
+            watch.stop()
+            return running, watch.running, readings.count, readings.closed
+
+        assert in_child(start) == (True, False, 2, 1)
+        assert readings.count == 1
+
+    def test_with_locks_held(self, counting: tuple[MachineWatch, Counting]) -> None:
+        """As when a worker is forked at the moment when the thread goes to sleep."""
+        watch, readings = counting
+        watch.start()
+        assert readings.asked.acquire(timeout=30)
+
+        def use() -> None:
+            watch.nudge()
+            watch.stop()
+            watch.start()
+            watch.stop()
+
+        child = FORK.Process(target=use, daemon=True)  # or it would hang at the end as well
+        locks = [watch._ending._cond, watch._wake._cond]  # type: ignore[attr-defined]
+        with locks[0], locks[1]:
+            child.start()
+        child.join(20)
+        assert child.exitcode == 0
+
+
+@pytest.mark.parametrize('end', ['', 'raise SystemExit(0)', 'watch.stop()'])
+def test_the_interpreter_ends_with_it_running(end: str) -> None:
+    """What was begun for reading is ended, nothing else is said, and nothing hangs."""
+    package = str(Path(sampler.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, '-c', ALONE + end, package], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'closed\n', '')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_this_machine() -> None:
+    watch = MachineWatch()
+    watch.sample()
+    watch.sample()
+    latest = watch.latest()
+    assert latest is not None
+    names = {'time', 'ram_used', 'ram_total', 'main_rss', 'tree_pss', 'tree_processes'}
+    assert names <= set(latest)
+    assert set(watch.peak()) <= set(latest)
+    assert [text for text in watch.warnings() if 'cannot be watched' in text] == []

@@ -1,0 +1,237 @@
+"""The right cause is blamed, and the sentence says what is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmtempo.monitor import step_timer
+from mmtempo.timing.causes import STEP, Slow, blame
+
+USUAL = dict(data=0.01, forward=0.06, backward=0.03)
+CATEGORIES = {'hook:Slow': 'hook', 'hook:Logger': 'logging', 'hook:Saver': 'checkpoint'}
+
+
+def slow(phase: str, seconds: float = 1.0, **known: Any) -> Slow:
+    spent = dict(USUAL)
+    spent[phase] = spent.get(phase, 0.0) + seconds
+    return Slow(9, 0.1 + seconds, 0.1, spent, dict(USUAL), **known)
+
+
+def origin(worker: int = 2) -> Any:
+    return SimpleNamespace(worker=worker, seconds=1.9, slowest=55, slowest_seconds=1.8)
+
+
+@pytest.mark.parametrize(
+    ('case', 'category', 'cause', 'said'),
+    [
+        (slow('data'), 'data', 'waiting for data', 'waiting for data'),
+        (
+            slow(
+                'data',
+                note=dict(delivery=SimpleNamespace(samples=[1, 55], waited=1.0, origin=origin())),
+            ),
+            'data',
+            'worker 2 was late',
+            'worker 2 was late with samples 1, 55; sample 55 took 1.80 s',
+        ),
+        (
+            slow('data', note=dict(worker=0, files=['a.jpg'])),
+            'data',
+            'worker 0 was late',
+            'with samples a.jpg',
+        ),
+        (slow('evaluation', 30.0), 'evaluation', 'evaluation', 'evaluation (30.0 s)'),
+        (slow('hook:Slow'), 'hook', 'Slow', 'Slow'),
+        (slow('hook:Logger'), 'logging', 'Logger', 'Logger'),
+        (slow('hook:Saver'), 'checkpoint', 'Saver', 'Saver'),
+        (slow('checkpoint: fence'), 'checkpoint', 'checkpoint: fence', 'checkpoint: fence'),
+        (
+            slow('checkpoint: wait for the writer'),
+            'checkpoint',
+            'checkpoint: wait for the writer',
+            'wait for the writer',
+        ),
+        (
+            slow('backward', facts=dict(gc_seconds=0.9), usual_facts=dict(gc_seconds=0.01)),
+            'gc',
+            'garbage collection',
+            'garbage collection (890 ms, within backward)',
+        ),
+        (slow('backward', facts=dict(gc_seconds=0.2)), 'unexplained', 'backward', 'backward'),
+        (
+            slow('forward', facts=dict(major_faults=500.0)),
+            'memory',
+            'page faults',
+            'page faults, in forward (500 of them read from a disk)',
+        ),
+        (
+            slow('forward', facts=dict(minor_faults=9000.0, system_seconds=0.8)),
+            'memory',
+            'page faults',
+            '(9000 pages, 800 ms in the kernel)',
+        ),
+        (slow('forward', facts=dict(minor_faults=9000.0)), 'unexplained', 'forward', 'forward'),
+        (slow('forward', machine=dict(swap_in=9e6)), 'memory', 'swapping', '9 MB read back'),
+        (
+            slow('forward', machine=dict(throttled=0.7)),
+            'host',
+            'CPU limit of the container',
+            '700 ms throttled',
+        ),
+        (
+            slow('forward', facts=dict(recompiles=3.0), note=dict(is_first=True)),
+            'device',
+            'torch compiled',
+            'torch compiled 3 times (forward)',
+        ),
+        (slow('step', note=dict(is_first=True)), 'warm-up', 'first iterations', '(step)'),
+        (
+            slow('data', note=dict(is_first=True, worker=0)),
+            'warm-up',
+            'first iterations',
+            'first iterations (data)',
+        ),
+        (
+            slow('forward and backward', facts=dict(major_faults=500.0)),
+            'memory',
+            'page faults',
+            'in forward and backward',
+        ),
+        (slow('train_step'), 'unexplained', 'train_step', 'train_step'),
+        (
+            slow('forward and backward'),
+            'unexplained',
+            'forward and backward',
+            'forward and backward',
+        ),
+        (
+            slow('forward', note=dict(is_new_shape=True, shape=(4, 3, 64, 64))),
+            'device',
+            'new input shape',
+            'new input shape (4, 3, 64, 64)',
+        ),
+        (slow('forward', machine=dict(retries=2)), 'device', 'device memory was full', 'allocator'),
+        (
+            slow('forward', machine=dict(throttle=['too hot'])),
+            'device',
+            'device throttled: too hot',
+            'too hot',
+        ),
+        (
+            slow('forward', facts=dict(involuntary_switches=400.0)),
+            'host',
+            'other processes had the CPU',
+            '400 involuntary',
+        ),
+        (slow('forward', machine=dict(psi_cpu=0.6)), 'host', 'waiting for a CPU', '(600 ms)'),
+        (slow('forward', machine=dict(psi_cpu=0.4)), 'unexplained', 'forward', 'forward'),
+        (
+            slow(
+                'forward',
+                facts=dict(minor_faults=5000.0, system_seconds=0.9),
+                machine=dict(psi_io=0.8),
+            ),
+            'host',
+            'waiting for a disk',
+            '(800 ms)',
+        ),
+        (
+            slow(
+                'forward',
+                facts=dict(minor_faults=90_000.0, system_seconds=0.9),
+                machine=dict(psi_io=0.8),
+            ),
+            'memory',
+            'page faults',
+            '(90000 pages',
+        ),
+    ],
+)
+def test_causes(case: Slow, category: str, cause: str, said: str) -> None:
+    found = blame(case, CATEGORIES)
+    (part,) = found.parts
+    assert (part.category, part.cause) == (category, cause)
+    assert part.seconds == pytest.approx(case.lost)
+    assert said in found.why
+
+
+@pytest.mark.parametrize(
+    ('more', 'facts', 'causes'),
+    [
+        (
+            {'evaluation': 0.8, 'hook:Saver': 0.7},
+            {},
+            {'evaluation': 0.8, 'Saver': 0.7},
+        ),
+        ({'hook:Slow': 0.3, 'forward': 0.2, 'data': 0.01}, {}, {'Slow': 0.306, 'forward': 0.204}),
+        ({'hook:Slow': 0.9, 'forward': 0.1}, {}, {'Slow': 1.0}),  # not worth a name
+        (
+            {'data': 0.6, 'backward': 0.4},
+            dict(gc_seconds=0.39),
+            {'waiting for data': 0.6, 'garbage collection': 0.4},
+        ),
+        (
+            {'backward': 0.7, 'hook:Slow': 0.5},  # the collection was within one of them
+            dict(gc_seconds=0.69),
+            {'garbage collection': 0.7, 'Slow': 0.5},
+        ),
+        ({'forward': 0.5, 'backward': 0.4}, dict(gc_seconds=0.9), {'garbage collection': 0.9}),
+    ],
+)
+def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes: dict) -> None:
+    spent = {one: USUAL.get(one, 0.0) + more.get(one, 0.0) for one in {**USUAL, **more}}
+    case = Slow(9, sum(spent.values()), sum(USUAL.values()), spent, dict(USUAL), facts)
+    found = blame(case, CATEGORIES)
+    assert {part.cause: part.seconds for part in found.parts} == pytest.approx(causes)
+    assert [part.cause for part in found.parts] == list(causes)
+    assert all(cause in found.why for cause in causes)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(case.lost)
+
+
+def test_what_took_less_than_usual_is_no_part() -> None:
+    """The batch was there already, since the step before was slow."""
+    usually = dict(data=0.6, forward=0.1, backward=0.1)
+    case = Slow(9, 1.2, 0.8, dict(data=0.0, forward=0.6, backward=0.6), usually)
+    found = blame(case, {})
+    assert {part.cause: part.seconds for part in found.parts} == pytest.approx(
+        dict(forward=0.2, backward=0.2)
+    )
+
+
+@pytest.mark.parametrize(('forward', 'explained'), [(0.11, True), (0.09, False)])
+def test_what_no_phase_has_taken_is_not_explained(forward: float, explained: bool) -> None:
+    case = Slow(9, 0.3, 0.1, dict(USUAL, forward=0.06 + forward, data=0.0), dict(USUAL))
+    assert case.is_explained() == explained
+
+
+def test_evidence_is_what_was_more_than_usual() -> None:
+    case = slow(
+        'forward',
+        facts=dict(major_faults=500.0, minor_faults=70.0, gc_seconds=0.5, user_seconds=0.0),
+        usual_facts=dict(major_faults=100.0, minor_faults=70.0),
+        machine=dict(psi_io=0.4),
+        note=dict(shape=(4, 3)),
+    )
+    evidence = blame(case, {}).evidence
+    assert evidence == dict(major_faults=400, gc_seconds=0.5, psi_io=0.4, shape=(4, 3))
+    less_than_one = slow('forward', facts=dict(minor_faults=3.4), usual_facts=dict(minor_faults=3))
+    assert blame(less_than_one, {}).evidence == {}
+
+
+def test_a_batch_of_many_samples_is_named_in_short() -> None:
+    delivery = SimpleNamespace(samples=[*range(100)], waited=1.0, origin=None)
+    found = blame(slow('data', note=dict(delivery=delivery)), {})
+    assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.why
+    assert len(found.evidence['samples']) == 16
+
+
+def test_each_part_of_a_step_is_known() -> None:
+    """`StepWatch` names them; a part that is not known would be taken for a hook."""
+    named = {key: value for key, value in vars(step_timer).items() if key.isupper()}
+    names = {value for value in named.values() if isinstance(value, str)} - {step_timer.END}
+    assert names - {step_timer.OUTSIDE} <= set(STEP)
+    for name in names:
+        assert blame(slow(name), {}).parts[0].category == 'unexplained'

@@ -1,0 +1,372 @@
+"""Stalls are found, usual noise is none, and a new level is told once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmtempo.timing.stall_detector import Judged, StallDetector
+
+
+def noisy(count: int, usual: float = 0.14, sigma: float = 0.05, seed: int = 0) -> np.ndarray:
+    return usual * np.exp(np.random.default_rng(seed).normal(0, sigma, count))
+
+
+class Outcome:
+    """Of a whole stream, by iteration."""
+
+    def __init__(
+        self,
+        seconds: np.ndarray,
+        kinds: np.ndarray | None = None,
+        cuts: list[int] | None = None,
+    ) -> None:
+        self.detector = StallDetector()
+        kinds = np.zeros(len(seconds), np.int8) if kinds is None else kinds
+        edges = [0, *(range(50, len(seconds), 50) if cuts is None else cuts), len(seconds)]
+        self.delay = 0
+        found = []
+        for start, stop in itertools.pairwise(edges):
+            judged = self.detector.look(seconds[start:stop], kinds[start:stop])
+            found.append(judged)
+            if len(judged.iterations):
+                self.delay = max(self.delay, stop - 1 - int(judged.iterations.min()))
+        found.append(self.detector.flush())
+        parts = [np.concatenate(columns) for columns in zip(*found)]
+        # Each iteration is judged, and once.
+        assert sorted(parts[0].tolist()) == list(range(len(seconds)))
+        order = np.argsort(parts[0])
+        self.usual, self.is_slow = parts[1][order], parts[2][order]
+        self.order = parts[0].tolist()
+        self.changes = self.detector.take_changes()
+        self.spells = self.detector.take_spells()
+
+    @property
+    def slow(self) -> list[int]:
+        return np.flatnonzero(self.is_slow).tolist()
+
+
+def test_a_stall_is_found_with_what_is_usual() -> None:
+    seconds = noisy(400)
+    seconds[300] = 0.5
+    outcome = Outcome(seconds)
+    assert outcome.slow == [300]
+    assert outcome.usual[300] == pytest.approx(0.14, rel=0.03)
+    assert not outcome.changes
+
+
+def test_what_is_not_slow_is_judged_at_once_and_what_is_soon() -> None:
+    detector = StallDetector()
+    detector.look(noisy(100), np.zeros(100, int))
+    seconds = noisy(1, seed=1)
+    assert detector.look(seconds, np.zeros(1, int)).iterations.tolist() == [100]
+    assert not len(detector.look(np.array([9.0]), np.zeros(1, int)).iterations)
+    judged = detector.look(noisy(16, seed=2), np.zeros(16, int))
+    assert 101 in judged.iterations
+    assert judged.is_slow[judged.iterations == 101].all()
+
+
+@pytest.mark.parametrize('place', range(20))
+def test_a_stall_among_the_first_is_not_lost(place: int) -> None:
+    seconds = noisy(60, seed=place)
+    seconds[place] = 3.0
+    outcome = Outcome(seconds)
+    assert outcome.slow == [place]
+    assert outcome.usual[place] == pytest.approx(0.14, rel=0.05)
+
+
+def test_of_a_few_iterations_nothing_is_known() -> None:
+    outcome = Outcome(np.array([5.0, *[0.1] * 8]))
+    assert not outcome.slow
+    assert np.isnan(outcome.usual).all()
+
+
+def test_a_short_run_is_judged_at_its_end() -> None:
+    outcome = Outcome(np.array([5.0, *[0.1] * 12]))
+    assert outcome.slow == [0]
+    assert outcome.usual == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize('sigma', [0.05, 0.1, 0.15])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_usual_noise_is_no_stall(sigma: float, seed: int) -> None:
+    seconds = noisy(20_000, sigma=sigma, seed=seed)
+    tail = np.random.default_rng(seed + 100).random(len(seconds)) < 0.02
+    seconds[tail] *= np.exp(np.random.default_rng(seed + 200).normal(0, 1.5 * sigma, tail.sum()))
+    outcome = Outcome(seconds)
+    assert len(outcome.slow) <= 4
+    assert not outcome.changes
+
+
+@pytest.mark.parametrize(('workers', 'extra'), [(3, 0.28), (4, 0.13), (8, 0.11)])
+def test_a_comb_does_not_drag_the_baseline(workers: int, extra: float) -> None:
+    seconds = noisy(1000)
+    seconds[2::workers] += extra
+    outcome = Outcome(seconds)
+    assert outcome.slow == list(range(2, 1000, workers))
+    assert np.nanmax(outcome.usual) < 0.155
+    assert not outcome.changes
+
+
+def test_less_than_a_millisecond_is_no_stall() -> None:
+    seconds = np.full(200, 0.0005)
+    seconds[100], seconds[150] = 0.0014, 0.0016
+    assert Outcome(seconds).slow == [150]
+
+
+def test_a_share_of_the_usual_is_no_stall() -> None:
+    seconds = np.full(200, 0.1)
+    seconds[100], seconds[150] = 0.124, 0.126
+    assert Outcome(seconds).slow == [150]
+
+
+@pytest.mark.parametrize('factor', [0.4, 0.6, 1.7, 4.0])
+@pytest.mark.parametrize('start', [12, 24, 500])
+def test_a_new_level_is_told_once(factor: float, start: int) -> None:
+    seconds = noisy(900, seed=start)
+    seconds[start:] *= factor
+    seconds[start + 60] = 2.0
+    outcome = Outcome(seconds)
+    assert [change.iteration for change in outcome.changes] == [start]
+    change = outcome.changes[0]
+    assert change.old == pytest.approx(0.14, rel=0.08)
+    assert change.new == pytest.approx(0.14 * factor, rel=0.05)
+    assert outcome.slow == [start + 60]
+    # Soon: twelve iterations later the baseline is the new one.
+    assert outcome.usual[start + 12 :] == pytest.approx(0.14 * factor, rel=0.08)
+
+
+def test_the_usual_is_the_median_of_129_before_the_latest_16() -> None:
+    seconds = noisy(400)
+    usual = Outcome(seconds).usual
+    assert usual[:20] == pytest.approx(np.median(seconds[:20]))
+    for place in range(20, 400):
+        known = seconds[: max(20, place - 16)][-129:]
+        assert usual[place] == pytest.approx(np.median(known)), place
+
+
+def test_a_fifth_more_is_no_new_level() -> None:
+    seconds = np.tile([0.100, 0.1001], 150)
+    seconds[100:] *= 1.2
+    outcome = Outcome(seconds)
+    assert not outcome.changes
+    assert not outcome.slow
+
+
+def test_of_a_new_level_the_spread_is_known_badly_at_first() -> None:
+    seconds = np.tile([0.095, 0.1, 0.105], 150)
+    seconds[102:] *= 2
+    seconds[[116, 300]] = 0.35
+    outcome = Outcome(seconds)
+    assert [change.iteration for change in outcome.changes] == [102]
+    assert outcome.slow == [300]
+
+
+def test_stalls_while_the_level_changes_stay_stalls() -> None:
+    seconds = noisy(600)
+    seconds[300:] *= 2
+    seconds[297], seconds[306] = 1.0, 3.0
+    outcome = Outcome(seconds)
+    assert outcome.slow == [297, 306]
+    assert outcome.usual[297] == pytest.approx(0.14, rel=0.05)
+    assert outcome.usual[306] == pytest.approx(0.28, rel=0.05)
+    assert [change.iteration for change in outcome.changes] == [300]
+
+
+def test_there_and_back() -> None:
+    seconds = noisy(900)
+    seconds[300:600] *= 2
+    outcome = Outcome(seconds)
+    assert not outcome.slow
+    assert [change.iteration for change in outcome.changes] == [300, 600]
+
+
+def lost_in(outcome: Outcome, seconds: np.ndarray) -> float:
+    alone = np.where(outcome.is_slow, seconds - outcome.usual, 0).sum()
+    return float(alone + sum(spell.lost for spell in outcome.spells))
+
+
+@pytest.mark.parametrize('length', [5, 11, 12, 15, 16, 17, 40, 300])
+def test_whatever_a_slow_spell_is_called_its_seconds_are_the_same(length: int) -> None:
+    seconds = noisy(900)
+    seconds[300 : 300 + length] += 0.3
+    outcome = Outcome(seconds)
+    assert lost_in(outcome, seconds) == pytest.approx(0.3 * length, rel=0.1)
+    for spell in outcome.spells:
+        assert (spell.first, spell.last, spell.is_over) == (300, 299 + length, True)
+        assert spell.iterations == length
+        assert spell.usual == pytest.approx(0.14, rel=0.05)
+    assert len(outcome.spells) + len(outcome.slow) > 0
+
+
+def test_a_slower_pace_for_good_lasts_to_the_end() -> None:
+    seconds = noisy(900)
+    seconds[400:] *= 3
+    (spell,) = Outcome(seconds).spells
+    assert (spell.first, spell.last, spell.iterations, spell.is_over) == (400, 899, 500, False)
+    assert spell.lost == pytest.approx(500 * 0.28, rel=0.03)
+
+
+def test_stalls_and_steps_within_a_spell() -> None:
+    """Up, further up, which is another one, halfway down, and back; two are slow alone."""
+    seconds = noisy(1200)
+    seconds[300:500] += 0.2
+    seconds[500:700] += 0.4
+    seconds[700:900] += 0.1
+    seconds[[450, 503]] += 3.0
+    outcome = Outcome(seconds)
+    assert outcome.slow == [450, 503]
+    first, second = outcome.spells
+    assert (first.first, first.iterations, first.is_over) == (300, 200, True)
+    assert (second.first, second.iterations, second.is_over) == (500, 400, True)
+    assert first.lost == pytest.approx(200 * 0.2, rel=0.03)
+    assert second.lost == pytest.approx(200 * 0.5, rel=0.03)
+    assert lost_in(outcome, seconds) == pytest.approx(200 * 0.7 + 6, rel=0.03)
+
+
+def test_a_faster_pace_is_no_loss_and_a_slower_one_may_be_accepted() -> None:
+    seconds = noisy(900)
+    seconds[300:] /= 2
+    assert not Outcome(seconds).spells
+    detector = StallDetector()
+    seconds = noisy(900)
+    seconds[300:600] *= 2
+    seconds[450:500] *= 2
+    detector.look(seconds[:400], np.zeros(400, np.int8))
+    (change,) = detector.take_changes()
+    detector.accept(change)
+    detector.look(seconds[400:], np.zeros(500, np.int8))
+    (spell,) = detector.take_spells()
+    assert (spell.first, spell.iterations) == (450, 50)
+    assert spell.usual == pytest.approx(0.28, rel=0.05)
+
+
+@pytest.mark.parametrize('start', [0, 500])
+def test_what_is_fast_for_a_moment_is_no_measure(start: int) -> None:
+    seconds = noisy(3000)
+    seconds[start : start + 40] /= 2
+    assert not Outcome(seconds).spells
+
+
+def test_back_little_by_little() -> None:
+    seconds = noisy(3000, sigma=0.005)
+    seconds[300:700] *= 1.5
+    seconds[700:1700] *= np.linspace(1.5, 1.0, 1000)
+    outcome = Outcome(seconds)
+    assert all(spell.is_over and spell.last < 1700 for spell in outcome.spells)
+    assert 0.14 * 200 < sum(spell.lost for spell in outcome.spells) < 0.14 * 450
+
+
+@pytest.mark.parametrize('every', [2, 40, 100])
+def test_of_rare_kinds_nothing_is_lost_twice(every: int) -> None:
+    """Those that are told before their level is known."""
+    kinds = (np.arange(250 * every) % every == 0).astype(np.int8)
+    seconds = noisy(len(kinds), sigma=0.005)
+    slow = np.flatnonzero(kinds)[100:130]
+    seconds[slow] += 0.2
+    assert lost_in(Outcome(seconds, kinds), seconds) == pytest.approx(30 * 0.2, rel=0.05)
+
+
+def test_a_burst_is_stalls() -> None:
+    seconds = noisy(600)
+    seconds[300:310] *= 3
+    outcome = Outcome(seconds)
+    assert outcome.slow == list(range(300, 310))
+    assert not outcome.changes
+
+
+def test_a_storm_is_no_level() -> None:
+    seconds = noisy(600)
+    seconds[300:340] *= np.random.default_rng(0).uniform(3, 60, 40)
+    outcome = Outcome(seconds)
+    assert set(outcome.slow) >= set(range(300, 330))
+    assert not outcome.changes
+
+
+def test_kinds_are_told_apart() -> None:
+    # Four forward passes to an update: the fourth takes twice as long, and is not slow.
+    kinds = (np.arange(800) % 4 == 3).astype(np.int8)
+    seconds = noisy(800) * np.where(kinds, 2, 1)
+    seconds[402] = 0.28  # as long as an update
+    seconds[403] = 0.70
+    outcome = Outcome(seconds, kinds)
+    assert outcome.slow == [402, 403]
+    assert outcome.usual[402:404] == pytest.approx([0.14, 0.28], rel=0.04)
+
+
+def test_rare_kinds_are_not_held_back_for_long() -> None:
+    kinds = (np.arange(4000) % 40 == 39).astype(np.int8)
+    seconds = noisy(4000) * np.where(kinds, 2, 1)
+    seconds[[1999, 2001]] = 3.0
+    outcome = Outcome(seconds, kinds, cuts=list(range(1, 4000)))
+    assert outcome.slow == [1999, 2001]
+    assert outcome.delay <= 384
+    # Nothing was known of the first ones when they had to be judged.
+    assert math.isnan(outcome.usual[39])
+    assert not math.isnan(outcome.usual[799])
+
+
+streams = st.lists(
+    st.tuples(st.integers(1, 40), st.sampled_from([0.05, 0.1, 0.2, 0.9]), st.integers(0, 2)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams, st.lists(st.integers(1, 1000), max_size=30), st.integers(0, 9))
+def test_blocks_make_no_difference(
+    runs: list[tuple[int, float, int]], cuts: list[int], seed: int
+) -> None:
+    lengths, levels, kinds = zip(*runs)
+    seconds = np.repeat(levels, lengths) * noisy(sum(lengths), usual=1.0, seed=seed)
+    numbers = np.repeat(kinds, lengths)
+    whole = Outcome(seconds, numbers, cuts=[])
+    cut = Outcome(seconds, numbers, cuts=sorted({one for one in cuts if one < len(seconds)}))
+    assert cut.order == whole.order
+    assert cut.slow == whole.slow
+    assert np.array_equal(cut.usual, whole.usual, equal_nan=True)
+    assert cut.changes == whole.changes
+    assert cut.spells == whole.spells
+    # What single ones lose and what spells do is less than all there is.
+    lost = (seconds - whole.usual)[whole.is_slow].sum() + sum(one.lost for one in whole.spells)
+    assert lost < seconds.sum()
+
+
+def test_memory_does_not_grow() -> None:
+    detector = StallDetector()
+    for block in range(200):
+        seconds = noisy(100, usual=0.1 * (1 + block % 2), seed=block)
+        detector.look(seconds, np.arange(100) % 3)
+        changes = detector.take_changes()
+    assert len(changes) <= 3
+    assert detector.take_changes() == []
+    for kind in detector._kinds.values():
+        assert len(kind._window) <= 129
+        assert len(kind._latest) <= 16
+        assert len(kind._first) == 0
+
+
+def test_nothing_to_look_at() -> None:
+    detector = StallDetector()
+    judged = detector.look(np.array([]), np.array([]))
+    assert isinstance(judged, Judged)
+    assert [len(column) for column in judged] == [0, 0, 0]
+    assert judged.is_slow.dtype == bool
+    assert not len(detector.flush().iterations)
+
+
+def test_each_iteration_has_a_kind() -> None:
+    with pytest.raises(ValueError, match='2 iterations, but 1 kinds'):
+        StallDetector().look(np.array([1.0, 1.0]), np.array([0]))
+
+
+@pytest.mark.parametrize('kwargs', [dict(factor=0), dict(least=0), dict(window=5)])
+def test_arguments_are_checked(kwargs: dict) -> None:
+    with pytest.raises(ValueError, match='StallDetector needs'):
+        StallDetector(**kwargs)

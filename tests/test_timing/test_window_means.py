@@ -1,0 +1,58 @@
+"""Of many windows, what a single one does not tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmtempo.timing.window_means import WindowMeans
+
+
+def means(*windows: dict[str, Any]) -> dict[str, Any]:
+    found = WindowMeans()
+    for window in windows:
+        found.add(window)
+    return found.figures()
+
+
+def look(time: float, utilisation: float | None) -> dict[str, Any]:
+    return dict(memory=dict(time=time, device=dict(utilisation=utilisation)))
+
+
+def test_nothing_measured_is_nothing_said() -> None:
+    assert (
+        means()
+        == means({}, dict(memory=None), dict(memory=dict(device={})), dict(ranks=None))
+        == {}
+    )
+
+
+def test_a_device_is_as_busy_as_it_was_seen_to_be() -> None:
+    windows = look(1.0, 0.5), look(2.0, 1.0), look(2.0, 1.0), look(3.0, None), {}, look(4.0, 0.6)
+    assert means(*windows) == dict(device_busy=dict(mean=pytest.approx(0.7), looks=3))
+
+
+def test_a_device_that_is_idle_was_looked_at() -> None:
+    assert means(look(1.0, 0.0)) == dict(device_busy=dict(mean=0.0, looks=1))
+
+
+def test_the_slowest_process_is_the_one_that_is_it_most_often() -> None:
+    windows = [
+        dict(ranks=dict(data=dict(max=0.1 * n, rank=r, min=0.01 * n)))
+        for n, r in ((1, 3), (2, 3), (6, 1))
+    ]
+    assert means(*windows[:2], {}, windows[2]) == dict(
+        ranks=dict(
+            data=dict(
+                max=pytest.approx(0.6),
+                rank=1,
+                min=0.06,
+                mean=pytest.approx(0.3),
+                least=pytest.approx(0.03),
+                usual=3,
+                often=2,
+                of=3,
+            )
+        )
+    )

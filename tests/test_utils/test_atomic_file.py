@@ -1,0 +1,50 @@
+"""A file is written as a whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from mmtempo.utils.atomic_file import write_whole
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / 'a.html'
+    path.write_text('old')
+    assert write_whole(path, 'new ä') == path
+    assert path.read_text(encoding='utf-8') == 'new ä'
+    assert os.listdir(tmp_path) == ['a.html']
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / 'a.html'
+    path.write_text('old')
+    write_text = Path.write_text
+
+    def full(self: Path, text: str, **options: object) -> int:
+        write_text(self, text[:1])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, 'write_text', full)
+    with pytest.raises(OSError, match='No space left'):
+        write_whole(path, 'new')
+    assert (path.read_text(), os.listdir(tmp_path)) == ('old', ['a.html'])
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match='the folder .*nowhere does not exist'):
+        write_whole(tmp_path / 'nowhere/a.html', '')
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Another file in the place of a device would be there until the next start."""
+    os.mkfifo(tmp_path / 'pipe')
+    reader = os.open(tmp_path / 'pipe', os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / 'pipe', 'text')
+    assert os.read(reader, 10) == b'text'
+    os.close(reader)
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path, 'text')

@@ -1,0 +1,57 @@
+"""Figures keep three digits, and change their unit before they need more."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmtempo.utils.units import counted, digits, duration, ordinal, percent
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'text'),
+    [
+        (0.0, '0 s'),
+        (4.2e-6, '4.20 µs'),
+        (0.00042, '420 µs'),
+        (0.0009996, '1.00 ms'),
+        (0.0873, '87.3 ms'),
+        (0.9994, '999 ms'),
+        (0.9996, '1.00 s'),
+        (9.996, '10.0 s'),
+        (99.94, '99.9 s'),
+        (99.96, '1 min 40 s'),
+        (724, '12 min 04 s'),
+        (3599.7, '1 h 00 min'),
+        (12060, '3 h 21 min'),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_percent() -> None:
+    assert [percent(share) for share in (0, 0.0001, 0.004, 0.0994, 0.31, 1)] == [
+        '0.0 %',
+        '< 0.1 %',
+        '0.4 %',
+        '9.9 %',
+        '31 %',
+        '100 %',
+    ]
+
+
+def test_ordinal() -> None:
+    numbers = [1, 2, 3, 4, 11, 12, 13, 21, 112, 123]
+    assert [ordinal(number) for number in numbers] == [
+        *('1st', '2nd', '3rd', '4th', '11th', '12th', '13th', '21st', '112th', '123rd')
+    ]
+
+
+def test_digits() -> None:
+    assert [digits(value) for value in (0, 0.01234, 1.2345, 12.345, 99.96, 12345.6)] == [
+        *('0', '0.012', '1.23', '12.3', '100', '12\u202f346')
+    ]
+
+
+def test_one_of_a_kind() -> None:
+    assert [counted(number, 'line') for number in (0, 1, 2)] == ['0 lines', '1 line', '2 lines']

@@ -1,0 +1,54 @@
+"""Trainings of two processes over gloo, as torchrun would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from tests.testing import forks
+from tests.testing.saving import through_tool
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(('127.0.0.1', 0))
+        return listener.getsockname()[1]
+
+
+def run_rank(work: str, rank: int, port: int, options: dict) -> None:
+    """Train as one of two processes; for another process."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE='2', LOCAL_RANK=str(rank), MASTER_ADDR='127.0.0.1',
+        MASTER_PORT=str(port),
+    )  # fmt: skip
+    through_tool(work, **options)
+
+
+def start_ranks(
+    work: Path, of_rank: dict[int, dict] | None = None, **options: Any
+) -> list[forks.Child]:
+    """Start both processes.
+
+    Args:
+        work: The work dir.
+        of_rank: Options of one of them.
+        options: Options of both.
+    """
+    port = free_port()
+    options = {'launcher': 'pytorch', 'experiment_name': 'ranks'} | options
+    return [
+        forks.start(
+            run_rank, work.parent / f'rank{rank}.log', work=str(work), rank=rank, port=port,
+            options=options | (of_rank or {}).get(rank, {}),
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+
+
+def both(children: list[forks.Child], code: int = 0) -> list[str]:
+    """Return what they printed; fail unless both end with `code`."""
+    codes, texts = [child.wait() for child in children], [child.text for child in children]
+    assert codes == [code] * 2, '\n'.join(texts)
+    return texts
