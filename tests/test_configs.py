@@ -16,7 +16,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 from mmtempo.workloads.bev.structures.calibration import pixel_to_bev
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 
 LEAVES = sorted(path for path in (ROOT / 'configs').rglob('*.py') if '_base_' not in path.parts)
 BASELINE = ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py'

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.differential import run_case as runs
 from tests.testing.differential.cases import (
     HOOKS,

@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 
 
 def test_wheel_carries_configs_and_tools_also_by_way_of_an_sdist(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmtempo.workloads.bev.synthetic import write_dataset
-from tests.conftest import MINI
 from tests.test_tools.test_train import run, scores
+from tests.testing.common import MINI
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from mmtempo.benchmarks import family
 from mmtempo.benchmarks.family import AS_GIVEN, FULL, Plan, PolicyError, measure_family, run_policy
 from mmtempo.policies import POLICIES
-from tests.conftest import MINI, tiny_options
+from tests.testing.common import MINI, tiny_options
 
 SPEED = dict(zip([AS_GIVEN, *POLICIES], [10.0, 10.0, 8.0, 12.0, 6.0, 7.0]))
 SAMPLES = dict(zip([AS_GIVEN, *POLICIES], [4, 4, 6, 4, 8, 8]))

@@ -19,8 +19,8 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmtempo.checkpoint import downloads
 from mmtempo.checkpoint.loading import UnreadableCheckpointError
 from mmtempo.cli.run import run_tool
-from tests.conftest import MINI
 from tests.test_tools.test_train import run, tiny
+from tests.testing.common import MINI
 from tests.testing.toy import STOCK, config
 
 

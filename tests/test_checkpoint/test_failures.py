@@ -18,8 +18,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import Runner
 
-from tests.conftest import ROOT
 from tests.testing import forks
+from tests.testing.common import ROOT
 from tests.testing.saving import (
     assert_same,
     files,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 
 KINDS = ('mutations', 'grammar', 'opcodes')
 

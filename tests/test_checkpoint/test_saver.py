@@ -22,8 +22,8 @@ from mmtempo.checkpoint.saver import (
     _Books,
     describe,
 )
-from tests.conftest import next_name
 from tests.testing.checkpoints import KINDS, build, hook_of, left_by, logged_lines, run
+from tests.testing.common import next_name
 
 
 class Hook(SimpleNamespace):

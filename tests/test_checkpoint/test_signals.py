@@ -17,9 +17,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 
-from tests.conftest import MINI
 from tests.test_tools.test_train import command, run, tiny
 from tests.testing import forks
+from tests.testing.common import MINI
 from tests.testing.saving import (
     assert_same,
     files,

@@ -24,8 +24,8 @@ from mmtempo.checkpoint.io.disk_space import remove_leftovers
 from mmtempo.checkpoint.io.writer import DurableWriter
 from mmtempo.checkpoint.resume import MARKER
 from mmtempo.system.folder_lock import NAME
-from tests.conftest import ROOT
 from tests.testing import forks
+from tests.testing.common import ROOT
 from tests.testing.forks import Child
 from tests.testing.saving import (
     assert_same,

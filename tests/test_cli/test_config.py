@@ -13,7 +13,7 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 
 from mmtempo.cli import config as launch
 from mmtempo.optim import SparseOptimWrapper
-from tests.conftest import MINI, ROOT
+from tests.testing.common import MINI, ROOT
 
 
 def parse(*words: str) -> argparse.Namespace:

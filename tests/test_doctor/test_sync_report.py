@@ -22,8 +22,8 @@ from mmtempo.doctor.sync_census import Wait
 from mmtempo.doctor.sync_report import WaitComparison, WaitReport, compare_waits, count_waits
 from mmtempo.hooks import SparseLoggerHook
 from mmtempo.policies.drop_in import stock
-from tests.conftest import next_name
 from tests.test_tools.test_train import make_cityscapes
+from tests.testing.common import next_name
 
 
 def by_kind(report: WaitReport) -> dict[str, float]:

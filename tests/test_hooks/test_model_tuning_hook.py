@@ -24,7 +24,7 @@ from mmtempo.hooks import ModelTuningHook
 from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
 from mmtempo.workloads.bev.structures.calibration import Calibration
 from mmtempo.workloads.bev.structures.labels import pack_label
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, config, train, weights
 
 LAST = torch.channels_last

@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from tests.conftest import MINI
+from tests.testing.common import MINI
 
 
 def log_text(cfg: Config) -> str:

@@ -23,12 +23,13 @@ from mmengine.runner import Runner
 from rich.console import Console
 
 import mmtempo.hooks.sparse_logger_hook as module
-from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook, writes_line
+from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
+from mmtempo.logging.log_points import writes_line
 from mmtempo.logging.progress_bar import ProgressBar, close_bars
 from mmtempo.logging.scalar_buffer import SparseScalars
 from mmtempo.logging.scalar_rows import ScalarRows
-from tests.conftest import ROOT, fill
 from tests.test_logging.test_scalar_rows import SlowCopy
+from tests.testing.common import ROOT, fill
 from tests.testing.toy import (
     SPARSE,
     STOCK,

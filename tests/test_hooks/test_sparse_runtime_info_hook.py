@@ -21,8 +21,8 @@ from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
 from mmtempo.logging.bounded_history import BoundedHistory
 from mmtempo.logging.nonfinite import NonFiniteError
 from mmtempo.logging.scalar_buffer import MOST_ROWS, SparseScalars
-from tests.conftest import ROOT
 from tests.test_tools.test_train import free_port
+from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
 
 

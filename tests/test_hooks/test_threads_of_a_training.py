@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 
 from mmtempo.benchmarks.side_effects_run import native_threads
 from mmtempo.utils.threads import PREFIX, HelperThread
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, config
 
 OF_TORCH = 'QueueFeederThread'  # multiprocessing's, one for each worker of torch's loader

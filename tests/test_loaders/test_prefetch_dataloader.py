@@ -19,7 +19,7 @@ import torch
 from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
 from mmtempo.loaders.plan import LoaderPlan
 from mmtempo.utils.rng import generator_states
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.limits import low_nofile
 from tests.testing.samples import Failing, Noisy, Shifted
 

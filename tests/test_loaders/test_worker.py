@@ -24,7 +24,7 @@ from mmtempo.loaders import build_prefetch_dataloader, worker
 from mmtempo.loaders.batch_stream import Ticket
 from mmtempo.loaders.worker import THREADS, Board, WorkerStart, one_thread_each
 from mmtempo.utils.rng import seeded
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 
 
 class Threads(Dataset):

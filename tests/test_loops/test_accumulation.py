@@ -25,7 +25,8 @@ from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.loaders import LoaderError, Place
 from mmtempo.loops.accumulation import LogMeans, UpdateLoader
 from mmtempo.loops.training_batches import PLACE
-from mmtempo.timing.timeline import Timeline, activate, deactivate
+from mmtempo.timing.timeline import Timeline
+from mmtempo.utils.phases import activate, deactivate
 from tests.test_loops.test_failures import Interrupted  # noqa: F401  (by its name)
 from tests.test_loops.test_train_loops import StopAt  # noqa: F401
 from tests.testing.noisy import noisy, noisy_epochs, seen

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader
 
 from mmtempo.loaders import build_prefetch_dataloader
 from mmtempo.loops.evaluation_subset import EvaluationSubset, SubsetSampler, evaluations_until
-from tests.conftest import ROOT
 from tests.test_loops.test_train_loops import StopAt
+from tests.testing.common import ROOT
 from tests.testing.noisy import noisy, noisy_epochs
 from tests.testing.toy import ToyDataset, ToyModel, logged, train, weights, with_evaluation
 

@@ -16,7 +16,7 @@ from mmengine.runner import Runner
 
 from mmtempo.loaders import LoaderError
 from mmtempo.loops.training_batches import PLACE
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.limits import in_small_shm
 from tests.testing.noisy import NoisyDataset, noisy, noisy_epochs, seen
 from tests.testing.toy import train, with_evaluation

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mmtempo.device.event_timer import TimingEvents
-from mmtempo.monitor.forward_profile import MOST_FLYING, REST, Stage, StageProfile, find_modules
+from mmtempo.monitor.forward_profile import MOST_FLYING, REST, Stage, StageProfile
+from mmtempo.utils.modules import find_modules
 from tests.test_monitor.test_step_timer import Separate, compiling
 from tests.testing.processes import SPAWN, in_child
 from tests.testing.timing import DEVICE, LateDevice

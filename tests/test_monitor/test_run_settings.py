@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from mmtempo.monitor.run_settings import accumulation_of, files_of, setting_of, shape_of
 from mmtempo.report.verdict import judge
-from tests.conftest import next_name
+from tests.testing.common import next_name
 from tests.testing.summaries import summary
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, with_evaluation
 

@@ -17,8 +17,9 @@ from mmengine.model import BaseModel, MMDistributedDataParallel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
-from mmtempo.monitor.step_timer import StepWatch, layers_of
+from mmtempo.monitor.step_timer import StepWatch
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
+from mmtempo.utils.modules import layers_of
 from tests.testing.processes import SPAWN, in_child
 
 BEFORE = ['to_device', 'forward']

@@ -13,9 +13,9 @@ from mmengine.runner import Runner
 
 from mmtempo.doctor.preflight import preflight
 from mmtempo.policies import POLICIES, apply_policy, load_policy
-from tests.conftest import next_name
 from tests.test_policies.test_drop_in import SWIN, load, with_bn
 from tests.test_tools.test_train import make_cityscapes
+from tests.testing.common import next_name
 
 CONFIGS = {
     'FCN': 'fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024',

@@ -17,8 +17,8 @@ from mmseg.models.decode_heads import FCNHead
 from mmtempo.cli.config import resolve_config_path
 from mmtempo.doctor.sync_report import compare_waits
 from mmtempo.policies.drop_in import Change, describe, stock, zero_wait
-from tests.conftest import MINI
 from tests.test_doctor.test_sync_report import pspnet
+from tests.testing.common import MINI
 
 PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'
 SWIN = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'

@@ -15,8 +15,8 @@ from mmtempo.cli.config import resolve_config_path
 from mmtempo.policies import POLICIES, apply_policy, load_policy
 from mmtempo.policies.drop_in import zero_wait
 from mmtempo.policies.policy import KEY
-from tests.conftest import ROOT
 from tests.test_configs import LEAVES, load_leaf
+from tests.testing.common import ROOT
 
 BY_POLICY = [path for path in LEAVES if f'_base_/{KEY}/' in path.read_text()]
 FOLDER = ROOT / 'configs/_base_/mmseg'

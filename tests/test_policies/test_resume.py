@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import Runner
 
 from mmtempo.policies import POLICIES, apply_policy, load_policy
-from tests.conftest import next_name
+from tests.testing.common import next_name
 from tests.testing.toy import SPARSE, ToyDataset, config
 
 WHOLE, HALF = 48, 24  # iterations of 4 samples

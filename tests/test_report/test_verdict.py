@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS, LOOPS, OPTIM_WRAPPERS
 
 import mmtempo  # noqa: F401  (registers what overrides name)
 from mmtempo.hooks import SparseLoggerHook
-from mmtempo.policies.drop_in import DEFAULT_HOOKS
+from mmtempo.replacements import DEFAULT_HOOKS
 from mmtempo.report.verdict import Verdict, judge
 from mmtempo.timing.statistics import EVEN
 from tests.testing.summaries import comb, summary
@@ -255,7 +255,7 @@ def test_a_hook_that_mmengine_adds_keeps_its_interval() -> None:
         'default_hooks.checkpoint.interval=1',
         'default_hooks.logger.type=SparseLoggerHook',
     ]
-    assert DEFAULT_HOOKS['logger'] == (LoggerHook, {})
+    assert DEFAULT_HOOKS['logger'] == ('mmengine.hooks.LoggerHook', {})
     assert SparseLoggerHook().interval == LoggerHook().interval
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmtempo.timing.run_files import LINES, SUMMARY, RunRecord, to_json
-from tests.conftest import fill
+from tests.testing.common import fill
 
 
 def record(folder: Path, said: list[str] | None = None, **options: object) -> RunRecord:

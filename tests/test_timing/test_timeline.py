@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mmtempo.timing import timeline as module
-from mmtempo.timing.timeline import MOST_PHASES, Timeline, activate, charged_to, deactivate
+from mmtempo.timing.timeline import MOST_PHASES, Timeline
+from mmtempo.utils.phases import activate, charged_to, deactivate
 
 SECOND = 1_000_000_000
 

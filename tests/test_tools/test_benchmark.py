@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from mmtempo.benchmarks import BENCHMARKS, Report
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 
 
 def tool() -> ModuleType:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import MINI, ROOT
 from tests.test_tools.test_train import run, tiny
+from tests.testing.common import MINI, ROOT
 
 
 def test_waits(bev_root: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS
 
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.saving import files, marked, saving
 from tests.testing.toy import ToyDataset
 from tests.testing.two_ranks import free_port

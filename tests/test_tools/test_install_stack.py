@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 
 
 @pytest.mark.parametrize('stack', ['onedl', 'openmmlab'])

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.made_up import made_up_run, write_lines, write_run, write_summary
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from mmengine.runner.checkpoint import get_external_models
 
-from tests.conftest import MINI, ROOT, tiny_options
+from tests.testing.common import MINI, ROOT, tiny_options
 
 
 def command(script: str, *words: object, options: dict | None = None) -> list[str]:

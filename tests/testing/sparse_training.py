@@ -10,7 +10,7 @@ import torch
 from mmengine.logging import MessageHub
 from torch import nn
 
-from tests.conftest import next_name
+from tests.testing.common import next_name
 
 
 class Store:

@@ -14,7 +14,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
 
-from tests.conftest import next_name
+from tests.testing.common import next_name
 
 STOCK = dict(runtime_info='RuntimeInfoHook', logger='LoggerHook')
 SPARSE = dict(runtime_info='SparseRuntimeInfoHook', logger='SparseLoggerHook')

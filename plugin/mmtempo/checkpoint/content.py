@@ -5,22 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import mmengine
 import torch
 from mmengine.hooks import EMAHook
-from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapper
 from mmengine.utils import get_git_hash
 
 from mmtempo.checkpoint.io.snapshot import Late
 from mmtempo.logging.bounded_history import BoundedHistory
+from mmtempo.utils.runner import optimizers_of, unwrapped, wrappers_of
 
 from .model_state import state_of
 
-# Their hooks leave these parts of a checkpoint as they are.
-LEAVE_LATE = ('mmengine.', 'mmseg.', 'mmtempo.hooks.sparse_')
+# Packages whose hooks leave the parts of a checkpoint alone that a snapshot makes late.
+LEAVE_LATE = ('mmengine.', 'mmseg.')
+Method = TypeVar('Method', bound=Callable)
+
+
+def leaves_late_parts(method: Method) -> Method:
+    """Mark a `before_save_checkpoint` that does not touch optimizer, schedules or metadata."""
+    method.leaves_late_parts = True  # type: ignore[attr-defined]
+    return method
 
 
 def checkpoint_of(
@@ -88,8 +95,12 @@ def _states_of(schedulers: Any) -> Any:
 
 def leaves_late(runner: Any) -> bool:
     """Whether no hook of a user may look at parts of a checkpoint that are not made yet."""
-    hooks = [hook.before_save_checkpoint for hook in runner.hooks]
-    return all(getattr(hook, '__module__', '').startswith(LEAVE_LATE) for hook in hooks)
+    methods = [hook.before_save_checkpoint for hook in runner.hooks]
+    return all(
+        hasattr(method, 'leaves_late_parts')
+        or getattr(method, '__module__', '').startswith(LEAVE_LATE)
+        for method in methods
+    )
 
 
 def _changes_by_steps(runner: Any) -> bool:
@@ -104,19 +115,6 @@ def _changes_by_steps(runner: Any) -> bool:
         and not one.optimizer._optimizer_state_dict_post_hooks
         for one in wrappers_of(runner)
     )
-
-
-def unwrapped(model: Any) -> torch.nn.Module:
-    return model.module if is_model_wrapper(model) else model
-
-
-def wrappers_of(runner: Any) -> list[Any]:
-    wrapper = runner.optim_wrapper
-    return list(wrapper.values()) if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-
-
-def optimizers_of(runner: Any) -> list[torch.optim.Optimizer]:
-    return [one.optimizer for one in wrappers_of(runner)]
 
 
 def changed_by_updates(runner: Any) -> set[int]:

@@ -20,8 +20,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from mmtempo.checkpoint.io.disk_space import remove_leftovers, shortage
 from mmtempo.checkpoint.io.writer_process import remove, replace_durably
 from mmtempo.system.folder_lock import FolderLock
+from mmtempo.utils.runner import optimizers_of, unwrapped
 
-from .content import optimizers_of, unwrapped
 from .resume import MARKER, is_elsewhere, kept_steps, newest_whole
 
 

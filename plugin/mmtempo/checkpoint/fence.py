@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from mmengine.hooks import EMAHook, Hook, ParamSchedulerHook
 
-from mmtempo.monitor.step_timer import layers_of
-
-from .content import optimizers_of
+from mmtempo.utils.modules import layers_of
+from mmtempo.utils.runner import optimizers_of
 
 # Their hooks change no weights, but for the averages of `EMAHook`; schedules change the optimizer.
 KNOWN = ('mmengine.', 'mmseg.', 'mmtempo.')
@@ -31,6 +30,7 @@ class SnapshotFence(Hook):
     """
 
     priority = 'HIGHEST'
+    time_category = 'checkpoint'  # where the monitor counts its time
 
     def __init__(self, fence: Callable[[], bool], on_activity: Callable[[], None]) -> None:
         self._fence, self._on_activity = fence, on_activity

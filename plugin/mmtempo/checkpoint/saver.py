@@ -17,9 +17,10 @@ from mmengine.dist import is_main_process
 from mmtempo.checkpoint.io.save import Save
 from mmtempo.checkpoint.io.snapshot import TornError
 from mmtempo.checkpoint.io.writer import DurableWriter
-from mmtempo.timing.timeline import charged_to
+from mmtempo.utils.phases import charged_to
+from mmtempo.utils.runner import unwrapped
 
-from .content import changed_by_updates, checkpoint_of, unwrapped
+from .content import changed_by_updates, checkpoint_of
 from .finite_weights import NonFiniteWeights
 from .loading import why_refused
 from .weights_check import WeightsCheck

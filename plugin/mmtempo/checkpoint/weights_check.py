@@ -10,8 +10,8 @@ from mmengine.dist import all_reduce, get_world_size
 
 from mmtempo.logging.nonfinite import NonFiniteWatch
 from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.utils.runner import unwrapped
 
-from .content import unwrapped
 from .finite_weights import JudgedWeights, NonFiniteWeights, WeightsLook, bad_copies, shortened
 
 

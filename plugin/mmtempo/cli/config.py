@@ -24,6 +24,7 @@ from mmtempo.device.streams import cpu_has_bfloat16
 from mmtempo.policies import KEY, POLICIES, apply_policy, load_policy, of_policy
 from mmtempo.policies.drop_in import describe, optim_wrapper_class, zero_wait
 from mmtempo.policies.workload import accumulation_of
+from mmtempo.replacements import WITH_AMP
 from mmtempo.system.folder_lock import FolderInUseError, FolderLock
 
 from .run import LaunchError
@@ -52,7 +53,6 @@ LAUNCHER_NEEDS = {
 }
 
 # The wrapper for mixed precision that goes with one for plain float32.
-AMP_OF = {'OptimWrapper': 'AmpOptimWrapper', 'SparseOptimWrapper': 'SparseAmpOptimWrapper'}
 
 
 class _OptionAction(DictAction):
@@ -207,13 +207,13 @@ def has_accelerator() -> bool:
 def enable_amp(cfg: Config) -> None:
     """--amp: mixed precision with a dynamic loss scale."""
     cls = optim_wrapper_class(cfg)
-    if cls in map(OPTIM_WRAPPERS.get, AMP_OF.values()):
+    if cls in map(OPTIM_WRAPPERS.get, WITH_AMP.values()):
         _say('--amp: the config has mixed precision already')
         return
-    amp = next((amp for name, amp in AMP_OF.items() if cls is OPTIM_WRAPPERS.get(name)), None)
+    amp = next((amp for name, amp in WITH_AMP.items() if cls is OPTIM_WRAPPERS.get(name)), None)
     if cls is None or amp is None:
         raise LaunchError(
-            f'--amp works with optim_wrapper.type={" or ".join(AMP_OF)}, found '
+            f'--amp works with optim_wrapper.type={" or ".join(WITH_AMP)}, found '
             f'{cfg.optim_wrapper.get("type")}; set its mixed precision in the config instead'
         )
     cfg.optim_wrapper.type = amp

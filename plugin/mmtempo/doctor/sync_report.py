@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mmtempo.cli.config import LaunchError, build_runner, has_accelerator
-from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook, writes_line
+from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
+from mmtempo.logging.log_points import writes_line
 from mmtempo.monitor.training_monitor import end_monitored
 from mmtempo.policies.drop_in import optim_wrapper_class, stock, zero_wait
 

@@ -21,8 +21,6 @@ from mmtempo.evaluation.owed_evaluation import is_owed
 from mmtempo.policies.resume import fit_to_policy
 from mmtempo.system.folder_lock import FolderLock
 
-from .sparse_logger_hook import SparseLoggerHook
-
 INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
 
 
@@ -312,7 +310,7 @@ class AsyncCheckpointHook(CheckpointHook):
 
     def _save_on_signal(self, runner: Any, epoch: int, iteration: int, anew: bool = False) -> None:
         for hook in runner.hooks:
-            if isinstance(hook, SparseLoggerHook):
+            if getattr(hook, 'writes_late', False):
                 hook.flush()
         self._save_on_stop(runner, epoch, iteration, anew)
         weights = WeightsCheck.of(runner)

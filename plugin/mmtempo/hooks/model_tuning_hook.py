@@ -11,11 +11,11 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from mmtempo.checkpoint.content import optimizers_of, unwrapped
 from mmtempo.models.activation_checkpointing import checkpoint_module, find_units
 from mmtempo.models.channels_last import in_usual_layout, match_state, take_channels_last
 from mmtempo.models.compile_check import check_compile, why_not_compiled
-from mmtempo.monitor.forward_profile import find_modules
+from mmtempo.utils.modules import find_modules
+from mmtempo.utils.runner import optimizers_of, unwrapped
 
 KEY = 'custom_hooks: ModelTuningHook'
 PARTS = ('backbone', 'neck')  # what is called as a whole; heads of mmseg are not

@@ -9,13 +9,13 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmtempo.checkpoint.content import unwrapped
 from mmtempo.loaders import Place
 from mmtempo.loops import PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop
 from mmtempo.loops.training_batches import PLACE
 from mmtempo.progressive.live_transforms import LiveTransforms
 from mmtempo.progressive.lr_factor import IterationRate
 from mmtempo.progressive.stages import Stage, parse_stages
+from mmtempo.utils.runner import unwrapped
 
 NEEDED = (PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop)
 

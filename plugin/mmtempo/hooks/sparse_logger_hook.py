@@ -12,16 +12,15 @@ from mmengine.hooks import CheckpointHook, LoggerHook
 from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 
+from mmtempo.checkpoint.content import leaves_late_parts
 from mmtempo.checkpoint.weights_check import is_copied_now
 from mmtempo.logging.eta import RemainingTime
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_file import LogFile
+from mmtempo.logging.log_points import ALONG, writes_line
 from mmtempo.logging.progress_bar import ProgressBar
 from mmtempo.logging.scalar_buffer import SparseScalars
 from mmtempo.utils.write_guard import WriteGuard
-
-# In the message hub, until the line is written: what another hook has for the same step.
-ALONG = 'mmtempo_along'
 
 
 @HOOKS.register_module()
@@ -59,6 +58,9 @@ class SparseLoggerHook(LoggerHook):
 
     # As LoggerHook: after the timer, before scheduler and checkpoint.
     priority = 'BELOW_NORMAL'
+    # A line is written some iterations after its log point: it takes along what other hooks have
+    # put into the message hub under `ALONG`, and `flush` writes it at once.
+    writes_late = True
 
     def __init__(self, *args: Any, progress: str = 'auto', **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -126,6 +128,7 @@ class SparseLoggerHook(LoggerHook):
         write = super().after_test_epoch
         self._guard_of(runner).write(lambda: write(runner, metrics))
 
+    @leaves_late_parts
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=not is_copied_now(runner))
         if not self._is_evaluating:  # a save there is part of what the evaluation costs
@@ -189,18 +192,6 @@ class SparseLoggerHook(LoggerHook):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def writes_line(hook: LoggerHook, runner: Any, batch_idx: int) -> bool:
-    """Whether a `LoggerHook` logs at the end of this iteration."""
-    interval, done = hook.interval, batch_idx + 1
-    if interval > 0 and done % interval == 0:
-        return True
-    # The rest at the end of an epoch. To ask for its length costs more than all else here, and
-    # where rests are ignored it does not matter behind the first line: the epoch is too long.
-    if hook.ignore_last and done > interval:
-        return False
-    return done == len(runner.train_dataloader)
 
 
 def _evaluations_left(runner: Any, done: int) -> int:

@@ -11,7 +11,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
-from mmtempo.checkpoint.content import leaves_late
+from mmtempo.checkpoint.content import leaves_late, leaves_late_parts
 from mmtempo.checkpoint.downloads import register_safe_downloads
 from mmtempo.checkpoint.io.snapshot import Late
 from mmtempo.checkpoint.signals import is_training
@@ -158,6 +158,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._scalars.close()
         self._scalars = self.weights = None
 
+    @leaves_late_parts
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         is_copied = is_copied_now(runner)
         if self._scalars is not None:

@@ -10,12 +10,11 @@ from mmengine.logging import HistoryBuffer
 from mmengine.registry import HOOKS
 from torch import nn
 
+from mmtempo.logging.log_points import writes_line
 from mmtempo.logging.scalar_buffer import SparseScalars
 from mmtempo.monitor.options import MonitorOptions
 from mmtempo.monitor.profile_window import modules_of
 from mmtempo.monitor.training_monitor import TrainingMonitor
-
-from .sparse_logger_hook import SparseLoggerHook, writes_line
 
 TIME, DATA_TIME = 'train/time', 'train/data_time'
 
@@ -161,7 +160,7 @@ class ThroughputMonitorHook(IterTimerHook):
         is_due = bool(writers) if interval is None else self.every_n_train_iters(runner, interval)
         if is_due or monitor.timeline.number >= monitor.look_at:
             self._gather()  # also where nobody writes a line: they are not to become many
-            joins = any(isinstance(hook, SparseLoggerHook) for hook in writers)
+            joins = any(getattr(hook, 'writes_late', False) for hook in writers)
             monitor.after_iteration(runner, is_due, joins and self._scalars is not None)
 
     def _gather(self) -> None:

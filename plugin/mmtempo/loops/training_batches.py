@@ -13,7 +13,7 @@ from mmtempo.checkpoint.downloads import register_safe_downloads
 from mmtempo.device.prefetcher import DevicePrefetcher
 from mmtempo.device.streams import SideStream
 from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
-from mmtempo.timing.timeline import charged_to
+from mmtempo.utils.phases import charged_to
 
 from .accumulation import LogMeans
 from .device_stage import stage_for

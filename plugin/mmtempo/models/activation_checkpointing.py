@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from mmtempo.monitor.forward_profile import opened
+from mmtempo.utils.modules import opened
 
 STACKS = ('stages', 'layers')
 

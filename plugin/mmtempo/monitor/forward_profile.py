@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +13,10 @@ import torch
 from torch import nn
 
 from mmtempo.device.event_timer import TimingEvents, seconds_between
-
-from .step_timer import layers_of
+from mmtempo.utils.modules import layers_of, opened
 
 MOST_FLYING = 16  # iterations whose device times are on their way
 REST = 'rest of the forward pass'
-WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
 
 
 class Stage(NamedTuple):
@@ -295,52 +292,6 @@ class StageProfile:
                 meter.device_seconds += seconds_between(start, end)
             self._device_iterations += bool(times)
             self._events.free(events)
-
-
-def find_modules(
-    model: nn.Module, names: str | Sequence[str], key: str = 'stage_profile.modules'
-) -> dict[str, nn.Module]:
-    """Parts of a model by their dotted names, through what wraps it.
-
-    Args:
-        model: It may be wrapped, for distributed training.
-        names: As 'backbone' or 'backbone.stages.2'; 'auto' alone for the direct children. Lists
-            of modules stand for their items.
-        key: Of the config, for error messages. Defaults to 'stage_profile.modules'.
-    """
-    model = layers_of(model)[-1]
-    if names == 'auto':
-        return dict(opened(model.named_children()))
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"{key}: expected 'auto' or a list of names of the model's modules, found {names!r}"
-        )
-    return dict(opened((name, _module_of(model, name, key)) for name in names))
-
-
-def opened(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """Each module by its name; containers, which nobody calls, by what they hold."""
-    for name, module in modules:
-        if isinstance(module, WITHOUT_FORWARD):
-            yield from opened((f'{name}.{inner}', m) for inner, m in module.named_children())
-        else:
-            yield name, module
-
-
-def _module_of(model: nn.Module, name: str, key: str) -> nn.Module:
-    try:
-        if name:
-            return model.get_submodule(name)
-    except AttributeError:
-        pass  # said below, with what there is
-    there = [known for known, _ in model.named_modules() if known]
-    near = difflib.get_close_matches(name, there, n=3)
-    hint = f'; did you mean {" or ".join(map(repr, near))}?' if near else ''
-    children = ', '.join(known for known, _ in model.named_children())
-    raise ValueError(
-        f'{key}: {type(model).__name__} has no module {name!r}{hint} '
-        f"Expected 'auto' or names of its modules: {children}, or what they contain"
-    )
 
 
 def _kind(module: nn.Module) -> str:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from mmengine.hooks import CheckpointHook, Hook, LoggerHook
 
-from mmtempo.checkpoint.fence import SnapshotFence
-from mmtempo.timing.timeline import LOADER_ENDS, Timeline
+from mmtempo.timing.timeline import Timeline
+from mmtempo.utils.phases import LOADER_ENDS
 
 # By stage, what the time before its first hook was spent on.
 BEFORE = dict(
@@ -177,6 +177,6 @@ def _stages_of(hook: Any) -> set[str]:
 
 def category_of(hook: Hook) -> str:
     """What kind of work its time is."""
-    if isinstance(hook, (CheckpointHook, SnapshotFence)):
+    if isinstance(hook, CheckpointHook):
         return 'checkpoint'
-    return 'logging' if isinstance(hook, LoggerHook) else 'hook'
+    return getattr(hook, 'time_category', 'logging' if isinstance(hook, LoggerHook) else 'hook')

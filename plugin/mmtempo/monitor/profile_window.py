@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from mmtempo.device.event_timer import TimingEvents
+from mmtempo.utils.modules import find_modules
 from mmtempo.utils.units import counted, duration, percent
 
-from .forward_profile import StageProfile, find_modules
+from .forward_profile import StageProfile
 
 KEY = 'default_hooks.timer.stage_profile'
 OUTSIDE = 'data_preprocessor'  # which `train_step` calls before the forward pass

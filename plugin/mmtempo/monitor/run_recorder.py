@@ -17,9 +17,8 @@ from mmtempo.system.machine import machine
 from mmtempo.timing.run_files import VERSION, RunRecord
 from mmtempo.timing.statistics import TempoMeter
 from mmtempo.timing.window_means import WindowMeans
+from mmtempo.utils.phases import BACKWARD, BOTH, WHOLE
 from mmtempo.utils.units import duration
-
-from .step_timer import BACKWARD, BOTH, WHOLE
 
 # Slow for a reason that the config has asked for: no line of the log for each.
 PLANNED = ('evaluation', 'checkpoint', 'logging', 'warm-up')

@@ -12,13 +12,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from mmtempo.timing.timeline import Timeline
+from mmtempo.utils.modules import layers_of
+from mmtempo.utils.phases import BACKWARD, BOTH, FORWARD, OUTSIDE, STEP, TO_DEVICE, WHOLE
 
-OUTSIDE = 'unexplained'
-# Of what cannot be told apart.
-WHOLE = 'train_step'
-TO_DEVICE, FORWARD, BACKWARD, STEP = 'to_device', 'forward', 'backward', 'step'
-# Of models that are never called as a whole, as those of several networks in turn.
-BOTH = 'forward and backward'
 # What ends where the model is called, an optimizer asked for its step, or the training step over:
 END = 'end'
 # before the model was called;
@@ -248,13 +244,3 @@ class _Forward:
 
 def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """A model and what it wraps, as for distributed training, the innermost last."""
-    layers = [model]
-    while True:
-        children = list(layers[-1].children())
-        if len(children) != 1 or getattr(layers[-1], 'module', None) is not children[0]:
-            return layers
-        layers.append(children[0])

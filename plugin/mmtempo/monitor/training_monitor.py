@@ -16,17 +16,18 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_rank
 from mmengine.runner import Runner
 
-from mmtempo.checkpoint.content import optimizers_of
 from mmtempo.device.event_timer import DeviceClock
-from mmtempo.hooks.sparse_logger_hook import ALONG
 from mmtempo.logging.guarded_scalars import GuardedScalars
+from mmtempo.logging.log_points import ALONG
 from mmtempo.system.process_counters import IterationCounters
 from mmtempo.system.readings import MachineReadings
 from mmtempo.system.sampler import MachineWatch
 from mmtempo.timing.log_histogram import LogHistogram
 from mmtempo.timing.run_files import RunRecord
 from mmtempo.timing.statistics import TempoMeter
-from mmtempo.timing.timeline import FIRST, NANO, Timeline, activate, charged_to, deactivate
+from mmtempo.timing.timeline import FIRST, NANO, Timeline
+from mmtempo.utils.phases import STEP, activate, charged_to, deactivate
+from mmtempo.utils.runner import optimizers_of
 from mmtempo.utils.write_guard import WriteGuard
 
 from .hook_timer import VISUALIZER, HookMarks
@@ -35,7 +36,7 @@ from .profile_window import StageWindow, line_of
 from .rank_times import RankSpread
 from .run_recorder import RunReport
 from .run_settings import files_of, length_of, setting_of, shape_of
-from .step_timer import STEP, StepWatch
+from .step_timer import StepWatch
 
 # Iterations that may be slow because they are the first ones.
 WARM_UP = 5

@@ -13,7 +13,7 @@ from mmseg.evaluation import IoUMetric
 
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
 
-from .drop_in import US, Change, class_of, optim_wrapper_class, zero_wait
+from .drop_in import PACKAGE, Change, class_of, optim_wrapper_class, zero_wait
 from .editor import Editor
 from .policy import KEY, of_policy
 from .schedule import Rescaling, rescale_schedulers, warm_up_of
@@ -259,7 +259,7 @@ def _evaluate(editor: Editor) -> None:
 
 def _has_our_loop(cfg: Config) -> bool:
     cls = class_of(cfg, LOOPS, cfg.get('train_cfg'))
-    return getattr(cls, '__module__', '').partition('.')[0] == US
+    return getattr(cls, '__module__', '').partition('.')[0] == PACKAGE
 
 
 def _has_our_wrapper(cfg: Config) -> bool:

@@ -8,52 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.hooks import CheckpointHook, EMAHook, IterTimerHook, LoggerHook, RuntimeInfoHook
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.hooks import EMAHook, LoggerHook, RuntimeInfoHook
 from mmengine.registry import HOOKS, LOOPS, MODELS, OPTIM_WRAPPERS, Registry
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, TestLoop, ValLoop
-from mmseg.models.data_preprocessor import SegDataPreProcessor
+from mmengine.utils import get_object_from_string
 
 from mmtempo.models.sparse_accuracy_head import why_not_sparse
+from mmtempo.replacements import ACCURACY_HEAD, DEFAULT_HOOKS, OURS, REASONS
 
-# By the class, not by its name: somebody else's LoggerHook is no stock one.
-OURS: dict[type, str] = {
-    RuntimeInfoHook: 'SparseRuntimeInfoHook',
-    IterTimerHook: 'ThroughputMonitorHook',
-    LoggerHook: 'SparseLoggerHook',
-    CheckpointHook: 'AsyncCheckpointHook',
-    OptimWrapper: 'SparseOptimWrapper',
-    AmpOptimWrapper: 'SparseAmpOptimWrapper',
-    SegDataPreProcessor: 'SparseSegDataPreProcessor',
-    IterBasedTrainLoop: 'PrefetchIterBasedTrainLoop',
-    EpochBasedTrainLoop: 'PrefetchEpochBasedTrainLoop',
-    ValLoop: 'PrefetchValLoop',
-    TestLoop: 'PrefetchTestLoop',
-}
-STOCK = {ours: stock for stock, ours in OURS.items()}
-HEAD = 'SparseAccuracyHead'
-US = 'mmtempo'
-# What mmengine adds where a config names nothing.
-DEFAULT_HOOKS: dict[str, tuple[type, dict[str, Any]]] = {
-    'runtime_info': (RuntimeInfoHook, {}),
-    'timer': (IterTimerHook, {}),
-    'logger': (LoggerHook, {}),
-    'checkpoint': (CheckpointHook, dict(interval=1)),
-}
-WAITS = {
-    'SparseRuntimeInfoHook': 'stock reads each loss in each iteration',
-    'ThroughputMonitorHook': 'stock counts saves and evaluations as data, and tells no cause',
-    'SparseLoggerHook': 'stock reads what it logs at once',
-    'AsyncCheckpointHook': 'stock holds the training up until the file is written',
-    'SparseOptimWrapper': 'stock reads the norm when it clips gradients',
-    'SparseAmpOptimWrapper': 'stock reads the norm when it clips, and looks for overflows',
-    'SparseSegDataPreProcessor': 'stock waits for each tensor that it copies',
-    'PrefetchIterBasedTrainLoop': 'stock replays its data to resume, and collates bit by bit',
-    'PrefetchEpochBasedTrainLoop': 'stock resumes at the start of an epoch, and begins each anew',
-    'PrefetchValLoop': 'stock collates bit by bit',
-    'PrefetchTestLoop': 'stock collates bit by bit',
-    HEAD: 'stock picks pixels by a mask to count its accuracy',
-}
+# By the class, not by its name: a LoggerHook of another package is not the stock one.
+STOCK: dict[str, type] = {ours: get_object_from_string(path) for path, ours in OURS.items()}
+BY_CLASS = {stock: ours for ours, stock in STOCK.items()}
+PACKAGE = 'mmtempo'
 
 
 @dataclass(frozen=True)
@@ -107,7 +72,7 @@ def zero_wait(cfg: Config, keep: Collection[str] = ()) -> list[Change]:
         before, ours, reason = part.name, None, 'is kept as --cfg-options has it'
         if not _is_set(part.key, keep):
             ours, reason = _ours(part)
-        if ours == HEAD:
+        if ours == ACCURACY_HEAD:
             part.node['head'] = part.path
         if ours is not None:
             part.node['type'] = ours
@@ -120,7 +85,7 @@ def stock(cfg: Config) -> list[Change]:
     changes = []
     for part in _parts(cfg):
         before, after, reason = part.name, None, 'as mmengine and mmseg have it'
-        if before == HEAD:
+        if before == ACCURACY_HEAD:
             after = part.node.pop('head')
         elif before in STOCK:
             cls = STOCK[before]
@@ -252,13 +217,13 @@ def _ours(part: _Part) -> tuple[str | None, str]:
     cls = part.find(part.kind)
     if cls is None:
         return None, 'is in no registry'
-    if cls.__module__.partition('.')[0] == US:
+    if cls.__module__.partition('.')[0] == PACKAGE:
         return None, "is mmtempo's own"
     if '_head' in part.key:
         reason = why_not_sparse(cls)
-        return (HEAD, WAITS[HEAD]) if reason is None else (None, reason)
-    ours = OURS.get(cls)
-    return (ours, WAITS[ours]) if ours else (None, 'is no stock type')
+        return (ACCURACY_HEAD, REASONS[ACCURACY_HEAD]) if reason is None else (None, reason)
+    ours = BY_CLASS.get(cls)
+    return (ours, REASONS[ours]) if ours else (None, 'is no stock type')
 
 
 def _add_hooks(cfg: Config, keep: Collection[str]) -> list[Change]:
@@ -266,11 +231,12 @@ def _add_hooks(cfg: Config, keep: Collection[str]) -> list[Change]:
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
     changes = []
-    for name, (cls, arguments) in DEFAULT_HOOKS.items():
+    for name, (path, arguments) in DEFAULT_HOOKS.items():
+        ours, stock_name = OURS[path], path.rpartition('.')[2]
         key = f'default_hooks.{name}'
         if name not in cfg.default_hooks and not _is_set(key, keep):
-            cfg.default_hooks[name] = dict(type=OURS[cls], **arguments)
-            changes.append(Change(key, cls.__name__, OURS[cls], WAITS[OURS[cls]]))
+            cfg.default_hooks[name] = dict(type=ours, **arguments)
+            changes.append(Change(key, stock_name, ours, REASONS[ours]))
     return changes
 
 
@@ -283,7 +249,7 @@ def _look_at_hooks(cfg: Config) -> list[Change]:
         if isinstance(cls, type) and issubclass(cls, EMAHook):
             reason = 'is left alone: stock reads its step count each iteration'
         elif cls in (LoggerHook, RuntimeInfoHook):
-            reason = f'is left alone: {WAITS[OURS[cls]]}'
+            reason = f'is left alone: {REASONS[BY_CLASS[cls]]}'
         else:
             continue
         changes.append(Change(part.key, part.name, part.name, reason))
@@ -295,9 +261,9 @@ def _import_us(cfg: Config) -> list[Change]:
     imports = (cfg.get('custom_imports') or {}).get('imports') or []
     names = [imports] if isinstance(imports, str) else list(imports)
     before = ', '.join(names) or None
-    if US in names:
+    if PACKAGE in names:
         return [Change('custom_imports', before, before, 'is imported already')]
-    names.append(US)
+    names.append(PACKAGE)
     if cfg.get('custom_imports') is None:
         cfg.custom_imports = dict(imports=names, allow_failed_imports=False)
     else:

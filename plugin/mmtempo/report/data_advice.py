@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
+from mmtempo.replacements import BY_NAME
 from mmtempo.utils.units import counted, duration, percent
 
 from .run_figures import WORTH, Change, Finding, RunFigures
 
 AHEAD = 8  # batches ahead of a worker that are advised at most
 MARGIN = 1.1  # what a loader should be able to deliver, of what is needed
-STOCK_LOOPS = {
-    'IterBasedTrainLoop': 'PrefetchIterBasedTrainLoop',
-    'EpochBasedTrainLoop': 'PrefetchEpochBasedTrainLoop',
-}
+STOCK_LOOPS = {name: ours for name, ours in BY_NAME.items() if name.endswith('TrainLoop')}
 CHEAPER = (
     'Make samples cheaper: wrap the dataset in CachedDataset, take the Fast... transforms, '
     'ResizeRandomCrop for Resize and RandomCrop, FastLoadImageFromFile(reduce_to=...) for JPEG.'

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmtempo.timing.timeline import LOADER_ENDS
+from mmtempo.utils.phases import LOADER_ENDS
 from mmtempo.utils.units import duration, percent
 
 WORTH = 0.03  # share of the time that is worth a change

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmtempo.policies.drop_in import DEFAULT_HOOKS, OURS, WAITS
+from mmtempo.replacements import DEFAULT_HOOKS, OURS, REASONS, WITH_AMP
 from mmtempo.timing.causes import STEP
 from mmtempo.timing.statistics import EVEN, is_even
-from mmtempo.timing.timeline import LOADER_ENDS
+from mmtempo.utils.phases import LOADER_ENDS
 from mmtempo.utils.units import counted, duration, percent
 
 from .data_advice import use_our_loop, waiting_for_data
@@ -25,11 +25,10 @@ RARELY = 4  # times as long that an interval is made at most
 # By class: the key of `default_hooks`, ours, and what mmengine gives it where a config has no key.
 # Whoever has a summary has our timer.
 STOCK_HOOKS = {
-    cls.__name__: (key, OURS[cls], arguments)
-    for key, (cls, arguments) in DEFAULT_HOOKS.items()
+    path.rpartition('.')[2]: (key, OURS[path], arguments)
+    for key, (path, arguments) in DEFAULT_HOOKS.items()
     if key != 'timer'
 }
-WITH_AMP = {'OptimWrapper': 'AmpOptimWrapper', 'SparseOptimWrapper': 'SparseAmpOptimWrapper'}
 # What stalls of a category are called.
 STALLS = {
     'gc': 'Garbage collection',
@@ -195,12 +194,12 @@ def _exchange(run: RunFigures, name: str) -> list[Change]:
     default, ours, arguments = STOCK_HOOKS[name]
     key = run.key_of_hook(name)
     if key is not None:
-        return [Change(f'default_hooks.{key}.type={ours}', WAITS[ours])]
+        return [Change(f'default_hooks.{key}.type={ours}', REASONS[ours])]
     if run.setting.get('default_hooks') is None or default in run.setting['default_hooks']:
         return []  # it is among the custom hooks, which no override reaches
     why = 'as mmengine has it where the config does not name the hook'
     return [
-        Change(f'default_hooks.{default}.type={ours}', WAITS[ours]),
+        Change(f'default_hooks.{default}.type={ours}', REASONS[ours]),
         *(Change(f'default_hooks.{default}.{one}={arguments[one]}', why) for one in arguments),
     ]
 

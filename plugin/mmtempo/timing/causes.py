@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmtempo.monitor import step_timer
+from mmtempo.utils import phases
 from mmtempo.utils.units import duration
 
 # Of what was lost, so much must be explained by a cause that cuts across phases.
@@ -21,12 +21,12 @@ NEW_SHAPE = 'new input shape'
 # Phases of the step itself, where the host computes or waits for the device. Where the step is
 # compiled it is one.
 STEP = (
-    step_timer.TO_DEVICE,
-    step_timer.FORWARD,
-    step_timer.BACKWARD,
-    step_timer.BOTH,
-    step_timer.STEP,
-    step_timer.WHOLE,
+    phases.TO_DEVICE,
+    phases.FORWARD,
+    phases.BACKWARD,
+    phases.BOTH,
+    phases.STEP,
+    phases.WHOLE,
 )
 
 
@@ -154,7 +154,7 @@ def _cause(
     if phase.startswith('checkpoint'):
         return 'checkpoint', phase, ''
     system = _system(slow, seconds)
-    if phase not in (*STEP, step_timer.OUTSIDE):
+    if phase not in (*STEP, phases.OUTSIDE):
         name = phase.removeprefix('hook:')
         return category, name, f'; {system[1]}' if system is not None else ''
     if slow.more('recompiles') >= 1:

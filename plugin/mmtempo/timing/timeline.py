@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 NANO = 1e-9
-LOADER_ENDS = 'loader: end'  # a phase: behind the last batch of an epoch
 FIRST = 0  # the number of the phase that an iteration begins with
 # Columns of the ledger; what comes when all have a name is charged to the last one.
 MOST_PHASES = 64
 BEGIN = MOST_PHASES  # in the log: the first phase is over, of an iteration that begins with it
-# Of the training that runs in this process; parts of it that know what they cost look for it.
-_active: Timeline | None = None
 
 
 @dataclass
@@ -264,31 +260,3 @@ def _summed(pairs: np.ndarray, marks: np.ndarray, edges: np.ndarray) -> np.ndarr
     np.add.at(spent, (row[out_of], ~phase[carved]), value[carved])
     np.subtract.at(spent, (row[out_of], phase[inside[out_of]] % BEGIN), value[carved])
     return spent
-
-
-def activate(timeline: Timeline) -> None:
-    """From now on `charged_to` finds this one."""
-    global _active
-    _active = timeline
-
-
-def deactivate(timeline: Timeline) -> None:
-    """Unless another one has taken its place."""
-    global _active
-    if _active is timeline:
-        _active = None
-
-
-@contextlib.contextmanager
-def charged_to(name: str) -> Iterator[None]:
-    """What is done inside, by the training's own thread, is a phase of its own where one looks."""
-    timeline = _active
-    if timeline is None:
-        yield
-        return
-    start, before = timeline.clock(), timeline.carved()
-    try:
-        yield
-    finally:
-        inner = timeline.carved() - before
-        timeline.carve(name, timeline.clock() - start - inner)

@@ -12,7 +12,7 @@ import pytest
 
 from mmtempo.report import read_log
 from mmtempo.report.html.page import write_html
-from tests.conftest import ROOT
+from tests.testing.common import ROOT
 from tests.testing.made_up import write_run
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable')

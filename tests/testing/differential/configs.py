@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.config import Config
 from torch.utils.data import BatchSampler
 
-from mmtempo.policies.drop_in import OURS
+from mmtempo.replacements import BY_NAME
 from tests.testing.differential.cases import Case, completed
 from tests.testing.differential.meddlers import MEDDLERS
 
@@ -16,8 +16,7 @@ from tests.testing.differential.meddlers import MEDDLERS
 # ours: our hooks and wrapper with stock's loops. loops: our loops as well.
 ARMS = ('stock', 'imported', 'ours', 'loops')
 LOOP_KEYS = ('train_cfg', 'val_cfg')
-NAMES = {stock.__name__: ours for stock, ours in OURS.items()}
-NAMES['DiffAmpOptimWrapper'] = 'SparseAmpOptimWrapper'
+BY_NAME['DiffAmpOptimWrapper'] = 'SparseAmpOptimWrapper'
 
 WINDOWS: dict[str, list[dict]] = dict(
     some=[
@@ -88,7 +87,7 @@ def config_of(case: Case, arm: str, root: Path) -> Config:
 def _exchange(node: Any) -> None:
     """Change the types of stock parts to ours, in place."""
     if isinstance(node, dict):
-        node['type'] = NAMES.get(node.get('type'), node.get('type'))
+        node['type'] = BY_NAME.get(node.get('type'), node.get('type'))
         if node['type'] is None:
             del node['type']
     for child in node.values() if isinstance(node, dict) else node or ():

@@ -12,8 +12,6 @@ import numpy as np
 
 from mmtempo.datasets.images.decode import decode, read_file
 from mmtempo.datasets.images.errors import BadSampleError
-from mmtempo.workloads.bev.datasets.transforms.load_bev_annotation import LoadBEVAnnotation
-from mmtempo.workloads.bev.structures.labels import CLASSES, IGNORE_BIT
 
 GREY_OF_8_BITS = (8, 0)  # depth and colour type in a PNG's header
 
@@ -59,29 +57,12 @@ class SegMapCounter:
         return mapped
 
 
-@dataclass(frozen=True)
-class BEVLabelCounter:
-    """Counts a packed BEV label, whose cells may carry several classes.
-
-    Args:
-        groups: As for `LoadBEVAnnotation`.
-    """
-
-    groups: tuple[tuple[str, ...], ...] | None
-
-    def count(self, path: str) -> np.ndarray:
-        label = LoadBEVAnnotation(self.groups).transform(dict(bev_path=path))['gt_bev']
-        by_value = np.bincount(label.ravel(), minlength=1 << IGNORE_BIT)
-        values = np.flatnonzero(by_value[: 1 << IGNORE_BIT])  # all above are to be ignored
-        bits = values[:, None] >> np.arange(len(self.groups or CLASSES)) & 1
-        return by_value[values] @ bits
-
-
 def labels_of(dataset: Any) -> Iterator[tuple[str, LabelCounter]]:
     """File and counter of each sample's label.
 
     Args:
-        dataset: One whose data infos have our `bev_path`, or mmseg's `seg_map_path`.
+        dataset: A data set of mmseg's, whose data infos have `seg_map_path`, or one with a method
+            `label_of(info)` that returns the file and the counter of a sample.
     """
     if not (hasattr(dataset, 'metainfo') and hasattr(dataset, 'get_data_info')):
         raise TypeError(
@@ -90,11 +71,10 @@ def labels_of(dataset: Any) -> Iterator[tuple[str, LabelCounter]]:
         )
     inner = _innermost(dataset)
     classes = dataset.metainfo.get('classes') or ()
-    groups = _groups(inner)
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
-        if info.get('bev_path'):
-            yield info['bev_path'], BEVLabelCounter(groups)
+        if hasattr(inner, 'label_of'):
+            yield inner.label_of(info)
         elif info.get('seg_map_path') and classes:
             counter = SegMapCounter(
                 len(classes),
@@ -106,8 +86,9 @@ def labels_of(dataset: Any) -> Iterator[tuple[str, LabelCounter]]:
         else:
             raise ValueError(
                 f'sample {index} of {type(dataset).__name__} has no label that can be counted: '
-                "its data info must have 'bev_path', or 'seg_map_path' with classes in the "
-                f'metainfo ({len(classes)} found); it has: {", ".join(sorted(info))}'
+                "its data info must have 'seg_map_path', with classes in the metainfo "
+                f'({len(classes)} found), or the data set a method label_of(info); '
+                f'the info has: {", ".join(sorted(info))}'
             )
 
 
@@ -137,11 +118,3 @@ def _innermost(dataset: Any) -> Any:
             dataset = dataset.dataset
         else:
             return dataset
-
-
-def _groups(dataset: Any) -> tuple[tuple[str, ...], ...] | None:
-    """Into which the pipeline merges the classes of a BEV label."""
-    for transform in getattr(getattr(dataset, 'pipeline', None), 'transforms', ()):
-        if isinstance(transform, LoadBEVAnnotation) and transform.groups is not None:
-            return tuple(map(tuple, transform.groups))
-    return None

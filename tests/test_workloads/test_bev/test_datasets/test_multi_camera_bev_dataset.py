@@ -21,7 +21,7 @@ from mmtempo.doctor.preflight import preflight
 from mmtempo.doctor.sync_census import WaitCensus
 from mmtempo.workloads.bev.datasets.multi_camera_bev_dataset import MultiCameraBEVDataset
 from mmtempo.workloads.bev.structures.calibration import CAMERA_NAMES, EGO_TO_BEV
-from tests.conftest import MULTICAM, tiny_options
+from tests.testing.common import MULTICAM, tiny_options
 
 PIPELINE = [
     dict(type='EachCamera', transforms=[dict(type='LoadCameraImage')]),

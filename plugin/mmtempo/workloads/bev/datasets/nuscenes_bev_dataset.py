@@ -17,10 +17,12 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
 from mmtempo.datasets.images.errors import BadSampleError
-from mmtempo.workloads.bev.datasets.transforms.load_bev_annotation import LoadBEVAnnotation
 from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
 from mmtempo.workloads.bev.structures.calibration import check_intrinsics
 from mmtempo.workloads.bev.structures.labels import CLASSES, IGNORE_BIT, PALETTE
+
+from .label_counter import BEVLabelCounter, groups_of
+from .transforms.load_bev_annotation import LoadBEVAnnotation
 
 IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg')
 
@@ -131,6 +133,10 @@ class NuScenesBEVDataset(BaseDataset):
         subset = super().get_subset(indices)
         subset._share_flags()
         return subset
+
+    def label_of(self, info: dict) -> tuple[str, BEVLabelCounter]:
+        """Return label file and counter of a sample, for `ClassBalancedSampler`."""
+        return info['bev_path'], BEVLabelCounter(groups_of(self.pipeline))
 
     def load_data_list(self) -> list[dict]:
         """Match images, labels and calibrations; raise one error with all that is wrong."""
