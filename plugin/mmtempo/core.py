@@ -1,5 +1,5 @@
-"""Former home of `WaitCensus`; import it from `mmtempo.doctor.sync_census` instead."""
+"""Former home and name of `mmtempo.doctor.sync_census.SyncCensus`; kept until 0.2."""
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus as WaitCensus
 
 __all__ = ['WaitCensus']

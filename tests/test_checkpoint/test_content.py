@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from mmtempo.checkpoint import content
 from mmtempo.checkpoint.content import changed_by_updates, checkpoint_of
-from mmtempo.checkpoint.io.snapshot import Late
+from mmtempo.checkpoint.io.snapshot import Deferred
 from tests.testing.checkpoints import KINDS, Adds, build, load, run
 
 
@@ -116,8 +116,8 @@ def test_what_comes_late_is_what_would_have_come_at_once(tmp_path: Path) -> None
     runner = trained(tmp_path)
     at_once, late = parts_of(checkpoint_of(runner)), parts_of(checkpoint_of(runner, overlaps=True))
     for name, part in late.items():
-        assert type(part) is Late, name
-        assert type(at_once[name]) is not Late
+        assert type(part) is Deferred, name
+        assert type(at_once[name]) is not Deferred
         assert plain(part.make()) == plain(at_once[name]), name
 
 
@@ -145,7 +145,7 @@ def test_the_optimizer_is_asked_at_once_where_others_are(reason: str, tmp_path: 
         wrapper.optimizer.register_state_dict_post_hook(lambda *_: asked.append(1))
     optimizer = checkpoint_of(runner, overlaps=True)['optimizer']
     assert asked == [1] * (reason == 'hook of the optimizer')
-    assert type(optimizer) is Late
+    assert type(optimizer) is Deferred
     wrapper.param_groups[0]['lr'] = 7.0
     assert optimizer.make()['param_groups'][0]['lr'] != 7.0
     assert ('loss_scaler' in optimizer.make()) == (reason == 'scale')

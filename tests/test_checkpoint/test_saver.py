@@ -16,10 +16,10 @@ from mmtempo.checkpoint import loading
 from mmtempo.checkpoint.io.save import Save
 from mmtempo.checkpoint.io.writer import DurableWriter
 from mmtempo.checkpoint.saver import (
-    CheckpointSaving,
+    CheckpointSaver,
     DeferredRemovals,
     SavingRunner,
-    _Books,
+    _HookState,
     describe,
 )
 from tests.testing.checkpoints import KINDS, build, hook_of, left_by, logged_lines, run
@@ -104,21 +104,21 @@ def test_saving_runner_is_the_runner_otherwise() -> None:
     assert (runner.iter, saved) == (3, ['x'])
 
 
-def saving() -> tuple[CheckpointSaving, Any]:
+def saving() -> tuple[CheckpointSaver, Any]:
     hub = MessageHub.get_instance(next_name())
     hub.update_info('best_score', 0.5)
     hook = Hook(keep_ckpt_ids=deque([1, 2], 2), file_backend=LocalBackend(), on_error='warn')
     logger = SimpleNamespace(info=print, warning=print, error=print)
     model = SimpleNamespace(parameters=lambda: iter([]))
     runner = SimpleNamespace(message_hub=hub, logger=logger, model=model)
-    return CheckpointSaving(hook, runner, lambda: None), hub
+    return CheckpointSaver(hook, runner, lambda: None), hub
 
 
 def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> None:
     one, hub = saving()
 
     def put_together() -> None:
-        with one.together():
+        with one.batch():
             one._hook.keep_ckpt_ids.append(3)
             hub.update_info('best_score', 0.9)
             hub.update_info('best_ckpt', 'x')
@@ -138,11 +138,11 @@ def test_books_of_two_hooks(order: tuple[int, ...]) -> None:
     """A save that fails takes back what it has set, and nothing that the other hook has set."""
     one, hub = saving()
     hub.update_info('last_ckpt', 'old')
-    books = [_Books(one._hook, hub), None]
+    books = [_HookState(one._hook, hub), None]
     hub.update_info('last_ckpt', 'first')
     hub.update_info('best_ckpt', 'best of first')
     books[0].seal()
-    books[1] = _Books(one._hook, hub)
+    books[1] = _HookState(one._hook, hub)
     hub.update_info('last_ckpt', 'second')
     hub.update_info('best_score', 0.9)
     books[1].seal()
@@ -161,9 +161,9 @@ def test_books_of_two_hooks(order: tuple[int, ...]) -> None:
 
 def test_nothing_to_write_is_no_save(calls: list) -> None:
     one, _ = saving()
-    with one.together(), one.together():
+    with one.batch(), one.batch():
         pass
-    one.finish(is_last=True)
+    one.wait(is_last=True)
     assert calls == []
     one.close()
 

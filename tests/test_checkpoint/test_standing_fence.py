@@ -38,8 +38,8 @@ class Watched:
             optim_wrapper=OptimWrapper(optimizer=self.optimizer),
             logger=SimpleNamespace(info=lambda text: None),
         )
-        assert self.fence.join(self.runner)
-        self.fence.watch(self.runner)
+        assert self.fence.install(self.runner)
+        self.fence.observe(self.runner)
 
     def _ask(self) -> bool:
         self.asked += 1
@@ -71,7 +71,7 @@ def test_nobody_is_asked_while_nothing_is_copied() -> None:
 @pytest.mark.parametrize('is_early', [False, True])
 def test_it_stands_for_an_iteration(is_early: bool) -> None:
     watched = Watched(*[ChangingHook()] * is_early)
-    watched.fence.put_up()
+    watched.fence.arm()
     # Before the step and behind it; and before the forward pass, if somebody may change something.
     assert [watched.iterate() for _ in range(3)] == [2 + is_early, 0, 0]
     assert watched.hooks_of_optimizer == 0
@@ -80,7 +80,7 @@ def test_it_stands_for_an_iteration(is_early: bool) -> None:
 def test_it_stands_as_long_as_a_device_copies() -> None:
     watched = Watched()
     watched.is_copying = True
-    watched.fence.put_up()
+    watched.fence.arm()
     assert [watched.iterate() for _ in range(2)] == [2, 2]
     watched.is_copying = False
     assert [watched.iterate() for _ in range(2)] == [2, 0]
@@ -88,8 +88,8 @@ def test_it_stands_as_long_as_a_device_copies() -> None:
 
 def test_put_up_twice_it_stands_once() -> None:
     watched = Watched()
-    watched.fence.put_up()
-    watched.fence.put_up()
+    watched.fence.arm()
+    watched.fence.arm()
     assert watched.hooks_of_optimizer == 1
     assert watched.iterate() == 2
 
@@ -98,7 +98,7 @@ def test_in_the_midst_of_a_step_it_is_not_taken_away() -> None:
     """Torch is going through the hooks of the optimizer then."""
     watched = Watched()
     others: list[str] = []
-    watched.fence.put_up()
+    watched.fence.arm()
     watched.optimizer.register_step_pre_hook(lambda *_: others.append('another'))
     watched.optimizer.step()
     assert others == ['another']
@@ -123,12 +123,12 @@ def frames_compiled(saves: bool) -> int:
     watched = Watched()
     wrapper = OptimWrapper(optimizer=torch.optim.SGD(model.parameters(), 0.01))
     watched.runner.model, watched.runner.optim_wrapper = model, wrapper
-    watched.fence.watch(watched.runner)
+    watched.fence.observe(watched.runner)
     for number in range(16):
         model.train_step(dict(inputs=torch.ones(2, 3)), wrapper)
         watched.fence.after_train_iter(watched.runner, batch_idx=number)
         if saves and number % 2:
-            watched.fence.put_up()
+            watched.fence.arm()
     # Before each step behind a save, and behind it.
     assert watched.asked == (14 if saves else 0)
     torch._dynamo.reset()
@@ -141,8 +141,8 @@ def test_a_save_does_not_compile_the_step_anew() -> None:
 
 def test_it_goes_with_the_training() -> None:
     watched = Watched()
-    watched.fence.put_up()
-    watched.fence.unwatch()
+    watched.fence.arm()
+    watched.fence.ignore()
     assert watched.iterate() == 0
-    watched.fence.put_up()  # what is saved then nobody changes any more
+    watched.fence.arm()  # what is saved then nobody changes any more
     assert watched.hooks_of_optimizer == 0

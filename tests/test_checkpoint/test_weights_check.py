@@ -21,7 +21,7 @@ from mmengine.runner import Runner
 
 from mmtempo.checkpoint.saver import CheckpointError
 from mmtempo.device.host_copy import HostCopy
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.logging.nonfinite import NonFiniteError
 from tests.test_tools.test_train import free_port
 from tests.testing.checkpoints import At, hook_of, load, logged_lines
@@ -287,7 +287,7 @@ class Counting(Runner):
             super().call_hook(fn_name, **kwargs)
             return
         self.device.has_arrived = False
-        with WaitCensus() as census:
+        with SyncCensus() as census:
             super().call_hook(fn_name, **kwargs)
         self.waits[fn_name] = census.waits
 

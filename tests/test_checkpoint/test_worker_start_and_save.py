@@ -108,7 +108,7 @@ class KillIdleWriter(Hook):
         for hook in runner.hooks:
             saving = getattr(hook, '_saving', None)
             if saving is not None and runner.epoch == 2:
-                saving.finish()
+                saving.wait()
                 process = saving._writer._worker._process
                 os.kill(process.pid, signal.SIGKILL)
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

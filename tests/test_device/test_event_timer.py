@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmtempo.device.event_timer import MOST_DONE, DeviceClock, TimingEvents
+from mmtempo.device.event_timer import MOST_DONE, EventTimer, TimingEvents
 from tests.testing.timing import DEVICE, LateDevice
 
 
@@ -14,13 +14,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     return LateDevice(monkeypatch)
 
 
-def clock_of(every: int = 1, most: int = 64) -> DeviceClock:
-    clock = DeviceClock.of(DEVICE, every, most)
+def clock_of(every: int = 1, most: int = 64) -> EventTimer:
+    clock = EventTimer.of(DEVICE, every, most)
     assert clock is not None
     return clock
 
 
-def iterate(clock: DeviceClock, device: LateDevice, number: int) -> None:
+def iterate(clock: EventTimer, device: LateDevice, number: int) -> None:
     device.work(1000)  # what is nobody's
     clock.begin()
     device.work(10 + number)
@@ -152,7 +152,7 @@ def test_marks_that_nobody_has_begun(device: LateDevice) -> None:
 
 @pytest.mark.parametrize('kind', ['cpu', 'meta', 'mps'])
 def test_where_time_cannot_be_told_without_waiting(kind: str) -> None:
-    assert DeviceClock.of(torch.device(kind)) is None
+    assert EventTimer.of(torch.device(kind)) is None
     assert TimingEvents.of(torch.device(kind)) is None
 
 

@@ -13,7 +13,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mmtempo.doctor import sync_census
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 
 VALUES = torch.tensor([1.0, -2.0, 3.0])
 
@@ -38,13 +38,13 @@ VALUES = torch.tensor([1.0, -2.0, 3.0])
     ],
 )
 def test_counts_what_waits(work: Callable) -> None:
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         work()
     assert len(counter.waits) >= 1
 
 
 def test_does_not_count_what_does_not() -> None:
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         total = VALUES.softmax(0) @ VALUES
         chosen = VALUES[torch.tensor([0, 2])] + torch.where(VALUES > 0, VALUES, 0).sum()
         (total + chosen).repeat_interleave(2).to('cpu', non_blocking=True)
@@ -69,7 +69,7 @@ def test_does_not_count_what_does_not() -> None:
     ],
 )
 def test_names_the_kind_and_the_line(work: Callable, kind: str) -> None:
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         work()
     (wait,) = census.waits
     assert wait.kind == kind
@@ -82,7 +82,7 @@ def test_what_lies_on_the_host_is_free_until_it_moves() -> None:
     batch = dict(inputs=[torch.ones(3), torch.ones(3)], sample=SegDataSample(gt=PixelData()))
     batch['sample'].gt.data = torch.zeros(1, 3, 3)
     device = torch.device('cpu')
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         census.lies_on_host(batch)
         stacked = torch.stack(batch['inputs'])
         stacked.sum().item()
@@ -111,7 +111,7 @@ def test_backward_passes_and_functions_are_looked_into() -> None:
             return grad * grad.max().item()
 
     x = VALUES.clone().requires_grad_()
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         Peeks.apply(x).sum().backward()
     assert [wait.kind for wait in census.waits] == ['scalar read']
 
@@ -121,13 +121,13 @@ def test_optimizers_keep_their_step_count_on_the_host() -> None:
     optimizer = torch.optim.AdamW([weight])
     for _ in range(2):
         weight.sum().backward()
-        with WaitCensus() as census:
+        with SyncCensus() as census:
             optimizer.step()
         assert census.waits == []
 
 
 def test_table_counts() -> None:
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         for _ in range(3):
             VALUES.sum().item()
         VALUES.nonzero()
@@ -136,7 +136,7 @@ def test_table_counts() -> None:
 
 
 def test_nothing_is_counted_afterwards() -> None:
-    with pytest.raises(RuntimeError, match='on purpose'), WaitCensus() as census:
+    with pytest.raises(RuntimeError, match='on purpose'), SyncCensus() as census:
         raise RuntimeError('on purpose')
     VALUES.sum().item()
     VALUES.tolist()
@@ -149,7 +149,7 @@ def test_where_cuda_is_its_own_reports_are_taken_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(sync_census, 'current_device_index', lambda: 0)
     monkeypatch.setattr(torch.cuda, 'set_sync_debug_mode', modes.append)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         assert modes == ['warn']
         VALUES.sum().item()  # lies on the host, since there is a device
         warnings.warn('called a synchronizing CUDA operation', stacklevel=1)
@@ -165,7 +165,7 @@ def test_no_device_is_imagined_where_another_accelerator_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sync_census, 'current_device_index', lambda: 0)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         VALUES.sum().item()  # on the host, since there is a device
         VALUES.tolist()
     assert census.table() == []

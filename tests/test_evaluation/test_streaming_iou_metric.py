@@ -20,7 +20,7 @@ from mmseg.evaluation.metrics import IoUMetric
 from mmseg.structures import SegDataSample
 from PIL import Image
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.evaluation.streaming_iou_metric import StreamingIoUMetric
 from tests.testing.processes import SPAWN
 
@@ -142,10 +142,10 @@ def test_what_is_kept_does_not_grow() -> None:
 def test_waits_for_nothing() -> None:
     samples = [sample(i) for i in range(4)]
     found = metric(StreamingIoUMetric)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         found.process(None, samples)
     assert census.waits == []
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         metric(IoUMetric).process(None, samples)
     assert len(census.waits) >= 4 * 4
 

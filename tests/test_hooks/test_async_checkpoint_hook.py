@@ -63,7 +63,7 @@ def clear(name: str) -> Callable:
 
 def settled(check: Callable) -> Callable:
     def wait_and_check(runner: Runner) -> None:
-        hook_of(runner)._saving.finish()
+        hook_of(runner)._saving.wait()
         check(runner, hook_of(runner))
 
     return wait_and_check

@@ -26,7 +26,7 @@ import mmtempo.hooks.sparse_logger_hook as module
 from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
 from mmtempo.logging.log_points import writes_line
 from mmtempo.logging.progress_bar import ProgressBar, close_bars
-from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.logging.scalar_rows import ScalarRows
 from tests.test_logging.test_scalar_rows import SlowCopy
 from tests.testing.common import ROOT, fill
@@ -54,7 +54,7 @@ class Late(Hook):
 
     def before_train(self, runner: Runner) -> None:
         SlowCopy.made = []
-        SparseScalars.of(runner.message_hub)._rows = ScalarRows(SlowCopy)
+        ScalarBuffer.of(runner.message_hub)._rows = ScalarRows(SlowCopy)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         for number, copy in enumerate(SlowCopy.made):

@@ -16,11 +16,11 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import Runner
 
 from mmtempo.checkpoint.loading import load_from_local
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
 from mmtempo.logging.bounded_history import BoundedHistory
 from mmtempo.logging.nonfinite import NonFiniteError
-from mmtempo.logging.scalar_buffer import MOST_ROWS, SparseScalars
+from mmtempo.logging.scalar_buffer import MOST_ROWS, ScalarBuffer
 from tests.test_tools.test_train import free_port
 from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
@@ -73,7 +73,7 @@ def test_memory_does_not_grow_without_a_logger(tmp_path: Path) -> None:
 
     def look(runner: Runner) -> None:
         nonlocal most
-        rows = SparseScalars.of(runner.message_hub)._rows
+        rows = ScalarBuffer.of(runner.message_hub)._rows
         most = max(most, len(rows) + sum(len(sent.rows) for sent in rows._underway))
 
     runner = Runner.from_cfg(cfg)
@@ -211,7 +211,7 @@ def test_stops_with_the_stock_logger_too(tmp_path: Path) -> None:
 def test_nothing_outlives_the_runner(tmp_path: Path) -> None:
     runner = train(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 12}))
     hub, alive = runner.message_hub, weakref.ref(runner.model)
-    assert SparseScalars.of(hub) is None
+    assert ScalarBuffer.of(hub) is None
     history = hub.get_scalar('train/loss')
     history.update(5.0)  # what it is asked to hold now, it holds at once
     assert history.current() == 5.0
@@ -233,7 +233,7 @@ def test_a_hub_whose_runner_has_gone_is_filled_on(
     with pytest.raises(ZeroDivisionError):
         runner.train()
     hub, gone = runner.message_hub, weakref.ref(runner)
-    scalars = SparseScalars.of(hub)
+    scalars = ScalarBuffer.of(hub)
     assert scalars is not None
     del runner
     sys.last_value = None  # type: ignore[assignment]
@@ -419,7 +419,7 @@ def test_no_wait_between_log_points(tmp_path: Path) -> None:
         priority = 'LOWEST'
 
         def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-            self.census = WaitCensus()
+            self.census = SyncCensus()
             self.census.__enter__()
 
         def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:

@@ -35,8 +35,8 @@ from mmtempo.logging import scalar_buffer
 from mmtempo.logging.nonfinite import NonFiniteError
 from mmtempo.monitor import profile_window, training_monitor
 from mmtempo.monitor.forward_profile import REST
-from mmtempo.monitor.run_recorder import RunReport
-from mmtempo.monitor.step_timer import StepWatch
+from mmtempo.monitor.run_recorder import RunRecorder
+from mmtempo.monitor.step_timer import StepTimer
 from mmtempo.monitor.training_monitor import TrainingMonitor
 from mmtempo.report import read_log
 from mmtempo.system.process_counters import IterationCounters
@@ -691,7 +691,7 @@ def test_what_cannot_be_watched_is_timed(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*args: Any) -> None:
         raise ZeroDivisionError('of a wrapper of mine')
 
-    monkeypatch.setattr(StepWatch, 'install', fail)
+    monkeypatch.setattr(StepTimer, 'install', fail)
     runner = Runner.from_cfg(monitored(tmp_path, SPARSE))
     runner.train()
     assert 'call_hook' not in vars(runner)
@@ -761,7 +761,7 @@ def timed_stages(monkeypatch: pytest.MonkeyPatch) -> None:
         return call(self, x)
 
     monkeypatch.setattr(torch.nn.Linear, 'forward', forward)
-    monkeypatch.setattr(profile_window.StageWindow, 'clock', clock)
+    monkeypatch.setattr(profile_window.ProfileWindow, 'clock', clock)
 
 
 @pytest.mark.usefixtures('timed_stages')
@@ -870,7 +870,7 @@ def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
 
 
 def test_a_training_without_iterations_has_missed_nothing() -> None:
-    window = profile_window.StageWindow.of({}, torch.nn.Linear(1, 1), torch.device('cpu'), 7)
+    window = profile_window.ProfileWindow.of({}, torch.nn.Linear(1, 1), torch.device('cpu'), 7)
     assert window is not None
     assert window.missed(7, 7) is None
     assert 'begins with iteration 57' in str(window.missed(7, 8))
@@ -1042,13 +1042,13 @@ def test_evaluation_by_hand_after_a_failure(
 
 def test_its_own_time_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of any other hook."""
-    window = RunReport.window
+    window = RunRecorder.window
 
     def slow_window(self: Any) -> Any:
         clock.go(0.5)
         return window(self)
 
-    monkeypatch.setattr(RunReport, 'window', slow_window)
+    monkeypatch.setattr(RunRecorder, 'window', slow_window)
     runner = Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=40))
     runner.train()
     phases = summary_of(tmp_path)['phases']

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmtempo.loaders.background_iterator import Background
+from mmtempo.loaders.background_iterator import BackgroundIterator
 
 
 class Counting:
@@ -36,7 +36,7 @@ class Counting:
 
 
 def test_in_order_to_the_end() -> None:
-    background = Background(Counting)
+    background = BackgroundIterator(Counting)
     assert [background.take() for _ in range(5)] == [1, 2, 3, 4, 5]
     for _ in range(2):
         with pytest.raises(StopIteration):
@@ -47,7 +47,7 @@ def test_in_order_to_the_end() -> None:
 
 def test_only_so_far_ahead() -> None:
     counting = Counting()
-    background = Background(lambda: counting, depth=2)
+    background = BackgroundIterator(lambda: counting, depth=2)
     for _ in range(2):
         counting.moved.acquire()
     assert not counting.moved.acquire(timeout=0.05)
@@ -58,7 +58,7 @@ def test_only_so_far_ahead() -> None:
 
 
 def test_an_error_comes_behind_the_items_and_once() -> None:
-    background = Background(lambda: Counting(ZeroDivisionError))
+    background = BackgroundIterator(lambda: Counting(ZeroDivisionError))
     assert [background.take() for _ in range(5)] == [1, 2, 3, 4, 5]
     with pytest.raises(ZeroDivisionError, match='over'):
         background.take()
@@ -67,7 +67,7 @@ def test_an_error_comes_behind_the_items_and_once() -> None:
 
 
 def test_an_iterator_that_cannot_be_made() -> None:
-    background = Background(lambda: iter(1))  # type: ignore[call-overload]
+    background = BackgroundIterator(lambda: iter(1))  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         background.take()
 
@@ -75,7 +75,7 @@ def test_an_iterator_that_cannot_be_made() -> None:
 def test_waiting_can_end() -> None:
     counting = Counting()
     counting.goes.clear()
-    background = Background(lambda: counting)
+    background = BackgroundIterator(lambda: counting)
     assert not background.ready()
     with pytest.raises(queue.Empty):
         background.take(timeout=0.01)
@@ -96,7 +96,7 @@ def test_the_iterator_goes_when_it_has_ended(error: type[BaseException]) -> None
 
     gc.disable()
     try:
-        background = Background(make)
+        background = BackgroundIterator(make)
         taken = [background.take() for _ in range(5)]
         with pytest.raises(error) as found:
             background.take()

@@ -16,7 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
+from mmtempo.loaders import (
+    LoaderError,
+    PrefetchDataLoader,
+    StreamPosition,
+    build_prefetch_dataloader,
+)
 from mmtempo.loaders.plan import LoaderPlan
 from mmtempo.utils.rng import generator_states
 from tests.testing.common import ROOT
@@ -105,7 +110,7 @@ def test_an_evaluation_is_the_same_each_time(workers: int) -> None:
 def test_epochs_of_a_training_follow_without_a_new_start() -> None:
     loader = build(num_workers=2)
     taken(loader, 6)
-    assert loader.place == Place(1, 0, 0)
+    assert loader.place == StreamPosition(1, 0, 0)
     pids = {one.pid for one in loader._pool._processes}
     taken(loader, 6)
     assert {one.pid for one in loader._pool._processes} == pids
@@ -123,7 +128,7 @@ def test_for_loop_takes_nothing_from_the_training(sampler: Any, workers: int) ->
     epoch = of_epoch(loader)  # within an epoch: the whole of it
     assert epoch == expected[:6]
     found += taken(loader, 3)
-    assert loader.place == Place(1, 0, 0)
+    assert loader.place == StreamPosition(1, 0, 0)
     assert of_epoch(loader) == expected[:6]  # between two: that which has ended
     found += taken(loader, 8)
     assert found == expected
@@ -186,7 +191,7 @@ def test_workers_that_do_not_persist_see_the_data_set_of_their_epoch(persistent:
         dataset.shift = 100 * epoch
         batches = [loader.take()['inputs'] for _ in range(len(loader))]
         seen.append(min(int(one[0]) for batch in batches for one in batch))
-        assert loader.place == Place(epoch + 1)
+        assert loader.place == StreamPosition(epoch + 1)
     assert seen == ([0, 0, 0] if persistent else [0, 100, 200])
     loader.close()
 
@@ -195,7 +200,7 @@ def test_loader_of_workers_that_do_not_persist_resumes_anywhere() -> None:
     expected = taken(build(), 15)
     for start in (2, 6, 11):
         loader = build(num_workers=1, persistent_workers=False)
-        loader.seek(Place(start // 6, start % 6, 4 * (start % 6)))
+        loader.seek(StreamPosition(start // 6, start % 6, 4 * (start % 6)))
         assert taken(loader, 15 - start) == expected[start:]
         loader.close()
 
@@ -227,7 +232,7 @@ def test_other_processes_and_batch_sizes_go_on_in_the_same_stream() -> None:
             loader.sampler.total_size = loader.sampler.num_samples * processes
             loader.rank, loader.processes = rank, processes
             if processes == 4:
-                loader.seek(Place(0, batches=1, samples=8, processes=2))
+                loader.seek(StreamPosition(0, batches=1, samples=8, processes=2))
             streams[processes, rank] = taken(loader, 4)
     second = [sample for rank in range(2) for sample in streams[2, rank][1]]
     after = [sample for rank in range(4) for sample in streams[4, rank][0]]
@@ -402,7 +407,7 @@ def test_workers_can_start_before_the_place_is_known() -> None:
     loader = build(num_workers=2)
     loader.start_early()
     pids = children_of_the_pool(loader)
-    loader.seek(Place(0, 4, 16))
+    loader.seek(StreamPosition(0, 4, 16))
     assert taken(loader, 5) == expected[4:]
     assert {one.pid for one in loader._pool._processes} == pids
     loader.close()

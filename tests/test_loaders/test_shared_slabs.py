@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from mmtempo.loaders import shared_slabs
-from mmtempo.loaders.shared_slabs import LEAST, Packed, Slabs, pack
+from mmtempo.loaders.shared_slabs import LEAST, Packed, SlabPool, pack
 
 
 @pytest.fixture
 def memory() -> Any:
-    found = Slabs(LEAST)
+    found = SlabPool(LEAST)
     yield found
     found.close()
     shared_slabs._mapped.clear()
@@ -28,7 +28,7 @@ def numbers(seed: int, count: int = 1000) -> torch.Tensor:
     return torch.arange(seed, seed + count, dtype=torch.int32)
 
 
-def crossed(memory: Slabs, batch: Any, make: Callable | None = None) -> Any:
+def crossed(memory: SlabPool, batch: Any, make: Callable | None = None) -> Any:
     """What comes of a batch: through a pipe, in the same process."""
     loan = memory.lend()
     packed = pack(loan, make or (lambda samples: samples), batch)
@@ -36,14 +36,14 @@ def crossed(memory: Slabs, batch: Any, make: Callable | None = None) -> Any:
     return packed, loan
 
 
-def arrived(memory: Slabs, batch: Any) -> Any:
+def arrived(memory: SlabPool, batch: Any) -> Any:
     packed, loan = crossed(memory, batch)
     found = packed.read()
     memory.done(loan)
     return found
 
 
-def test_what_comes_is_what_was_sent(memory: Slabs) -> None:
+def test_what_comes_is_what_was_sent(memory: SlabPool) -> None:
     batch = dict(
         image=numbers(0).view(10, 100),
         label=numbers(5, 7).to(torch.uint8),
@@ -61,7 +61,7 @@ def test_what_comes_is_what_was_sent(memory: Slabs) -> None:
     assert torch.equal(found['nested'][0][0], numbers(9, 3))
 
 
-def test_a_slab_is_used_again_when_the_last_reader_has_gone(memory: Slabs) -> None:
+def test_a_slab_is_used_again_when_the_last_reader_has_gone(memory: SlabPool) -> None:
     first = arrived(memory, dict(a=numbers(0), b=numbers(1)))
     part = first['b'][10:20]  # a view of it
     del first
@@ -77,7 +77,7 @@ def test_a_slab_is_used_again_when_the_last_reader_has_gone(memory: Slabs) -> No
     assert third['a'][0] == 200
 
 
-def test_for_ever_no_more_than_are_needed(memory: Slabs) -> None:
+def test_for_ever_no_more_than_are_needed(memory: SlabPool) -> None:
     held: list[Any] = []
     for number in range(200):
         held = [*held[-2:], arrived(memory, dict(a=numbers(number)))]
@@ -85,7 +85,7 @@ def test_for_ever_no_more_than_are_needed(memory: Slabs) -> None:
     assert len(memory._maps) <= 5
 
 
-def test_what_does_not_fit_crosses_by_value_and_the_next_fits(memory: Slabs) -> None:
+def test_what_does_not_fit_crosses_by_value_and_the_next_fits(memory: SlabPool) -> None:
     large = torch.zeros(2 * LEAST, dtype=torch.uint8)
 
     def make(samples: list) -> dict:
@@ -108,19 +108,19 @@ def test_what_does_not_fit_crosses_by_value_and_the_next_fits(memory: Slabs) -> 
     assert len(memory._maps) == 1  # the small one has gone
 
 
-def test_a_batch_that_used_no_slab(memory: Slabs) -> None:
+def test_a_batch_that_used_no_slab(memory: SlabPool) -> None:
     loan = memory.lend()
     memory.done(loan)
     assert memory.lend().number == loan.number
 
 
-def test_a_slab_that_may_still_be_written_is_not_used_again(memory: Slabs) -> None:
+def test_a_slab_that_may_still_be_written_is_not_used_again(memory: SlabPool) -> None:
     loan = memory.lend()
     memory.forget(loan)
     assert memory.lend().number != loan.number
 
 
-def test_stacked_in_place(memory: Slabs) -> None:
+def test_stacked_in_place(memory: SlabPool) -> None:
     """What is made in the slab is not copied."""
     addresses = []
 
@@ -138,13 +138,13 @@ def test_stacked_in_place(memory: Slabs) -> None:
     assert shared_slabs.new_tensor((1,), torch.int32) is None  # no batch is being made
 
 
-def test_where_slabs_are_out_of_reach(memory: Slabs) -> None:
+def test_where_slabs_are_out_of_reach(memory: SlabPool) -> None:
     loan = memory.lend()._replace(path='/proc/self/fd/no', number=-1)
     batch = dict(a=numbers(1))
     assert pack(loan, dict, batch) == batch
 
 
-def test_workers_let_go_of_slabs_that_were_closed(memory: Slabs) -> None:
+def test_workers_let_go_of_slabs_that_were_closed(memory: SlabPool) -> None:
     loans = [memory.lend() for _ in range(3)]
     for loan in loans:
         pack(loan, list, [numbers(1)])
@@ -160,7 +160,7 @@ def send(connection: Any, loan: Any) -> None:
     connection.send(pack(loan, list, [numbers(7)]))
 
 
-def test_from_another_process(memory: Slabs) -> None:
+def test_from_another_process(memory: SlabPool) -> None:
     """Also when that has ended since: what it made is not lost."""
     here, there = multiprocessing.Pipe()
     loan = memory.lend()
@@ -174,7 +174,7 @@ def test_from_another_process(memory: Slabs) -> None:
 
 def test_files_are_closed() -> None:
     before = len(os.listdir('/proc/self/fd'))
-    memory = Slabs(LEAST)
+    memory = SlabPool(LEAST)
     for loan in [memory.lend() for _ in range(3)]:
         memory.done(loan)
     memory.close()
@@ -182,7 +182,7 @@ def test_files_are_closed() -> None:
 
 
 def test_pinned_batches_free_their_slab_at_once(
-    memory: Slabs, monkeypatch: pytest.MonkeyPatch
+    memory: SlabPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda self, *args: self.clone())
     packed, loan = crossed(memory, dict(a=numbers(1)))

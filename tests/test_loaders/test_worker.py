@@ -21,8 +21,8 @@ import torch
 from torch.utils.data import Dataset
 
 from mmtempo.loaders import build_prefetch_dataloader, worker
-from mmtempo.loaders.batch_stream import Ticket
-from mmtempo.loaders.worker import THREADS, Board, WorkerStart, one_thread_each
+from mmtempo.loaders.batch_stream import SampleRequest
+from mmtempo.loaders.worker import THREADS, WorkerStart, WorkerStatus, one_thread_each
 from mmtempo.utils.rng import seeded
 from tests.testing.common import ROOT
 
@@ -73,7 +73,7 @@ def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_board() -> None:
-    board = Board(3)
+    board = WorkerStatus(3)
     assert (board.doing(), board.failed()) == ([], [])
     board.begin(2, 17)
     board.begin(0, 5)
@@ -91,7 +91,7 @@ def test_the_board() -> None:
 
 
 def test_the_board_is_one_for_all_processes() -> None:
-    board = Board(2)
+    board = WorkerStatus(2)
     other = pickle.loads(ForkingPickler.dumps(board))
     other.begin(1, 6)
     assert board.is_busy()
@@ -116,8 +116,8 @@ def test_without_workers_generators_are_kept_once_a_batch(monkeypatch: pytest.Mo
     kept: list[int] = []
     states = worker.generator_states
     monkeypatch.setattr(worker, 'generator_states', lambda: kept.append(1) or states())
-    made = worker.SeededDataset(Draws(), Board(0))
-    tickets = [Ticket(index, (0, 0, index)) for index in range(8)]
+    made = worker.SeededDataset(Draws(), WorkerStatus(0))
+    tickets = [SampleRequest(index, (0, 0, index)) for index in range(8)]
     with seeded(5):
         before = Draws()[0]
     with seeded(5):

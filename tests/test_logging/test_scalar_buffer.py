@@ -13,7 +13,7 @@ import torch
 from mmengine.logging import HistoryBuffer, MessageHub
 
 from mmtempo.logging.nonfinite import NonFiniteWatch
-from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.logging.scalar_rows import ScalarRows
 
 
@@ -46,18 +46,18 @@ def hub(request: pytest.FixtureRequest) -> MessageHub:
 
 
 @pytest.fixture
-def scalars(hub: MessageHub) -> SparseScalars:
+def scalars(hub: MessageHub) -> ScalarBuffer:
     rows = ScalarRows(Underway)
-    return SparseScalars(hub, NonFiniteWatch('warn', print), lambda key: 100, rows)
+    return ScalarBuffer(hub, NonFiniteWatch('warn', print), lambda key: 100, rows)
 
 
-def iterate(scalars: SparseScalars, times: Times, number: int) -> None:
+def iterate(scalars: ScalarBuffer, times: Times, number: int) -> None:
     scalars.note('loss', torch.tensor(float(number)))
     scalars.seal(number)
     times.new.append(float(number))
 
 
-def test_a_line_has_its_own_iterations_alone(scalars: SparseScalars) -> None:
+def test_a_line_has_its_own_iterations_alone(scalars: ScalarBuffer) -> None:
     """Also where it waits for the device, and somebody asks meanwhile for what came since."""
     times = Times()
     scalars.note_later(['time'], times.since)
@@ -72,7 +72,7 @@ def test_a_line_has_its_own_iterations_alone(scalars: SparseScalars) -> None:
     assert read == dict(loss=[1.0], time=[1.0])
 
 
-def test_whoever_reads_gets_all(scalars: SparseScalars, hub: MessageHub) -> None:
+def test_whoever_reads_gets_all(scalars: ScalarBuffer, hub: MessageHub) -> None:
     times = Times()
     scalars.note_later(['time'], times.since)
     for number in (1, 2, 3):
@@ -85,7 +85,7 @@ def test_whoever_reads_gets_all(scalars: SparseScalars, hub: MessageHub) -> None
     assert hub.get_scalar('time').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_whoever_notes_later_may_go(scalars: SparseScalars, hub: MessageHub) -> None:
+def test_whoever_notes_later_may_go(scalars: ScalarBuffer, hub: MessageHub) -> None:
     times = Times()
     scalars.note_later(['time'], times.since)
     iterate(scalars, times, 1)
@@ -99,7 +99,7 @@ def test_whoever_notes_later_may_go(scalars: SparseScalars, hub: MessageHub) -> 
 
 
 def test_copy_for_a_checkpoint_waits_when_it_is_read(
-    scalars: SparseScalars, hub: MessageHub
+    scalars: ScalarBuffer, hub: MessageHub
 ) -> None:
     """And has the values of its moment, in whatever thread it is read."""
     for number in (1, 2):
@@ -121,7 +121,7 @@ def test_copy_for_a_checkpoint_waits_when_it_is_read(
     assert hub.get_scalar('loss').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_copy_can_be_continued(scalars: SparseScalars, hub: MessageHub) -> None:
+def test_copy_can_be_continued(scalars: ScalarBuffer, hub: MessageHub) -> None:
     iterate(scalars, Times(), 1)
     copied = copy.deepcopy(hub.log_scalars['loss'])
     copied.update(5.0)
@@ -130,7 +130,7 @@ def test_copy_can_be_continued(scalars: SparseScalars, hub: MessageHub) -> None:
 
 
 def test_line_is_its_own_where_copies_arrive_in_between(
-    scalars: SparseScalars, hub: MessageHub, monkeypatch: pytest.MonkeyPatch
+    scalars: ScalarBuffer, hub: MessageHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copies of a window and those after it arrive between two questions."""
     iterate(scalars, Times(), 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.logging.scalar_rows import ScalarRows
 
 
@@ -84,7 +84,7 @@ def test_what_happens_to_a_tensor_afterwards_does_not_matter() -> None:
 
 
 def test_one_copy_a_window_and_no_wait_before_it(slow: ScalarRows) -> None:
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         fill(slow, range(50))
         assert not SlowCopy.made
         slow.send()

@@ -21,8 +21,8 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from mmtempo.doctor.sync_census import WaitCensus
-from mmtempo.loaders import LoaderError, Place
+from mmtempo.doctor.sync_census import SyncCensus
+from mmtempo.loaders import LoaderError, StreamPosition
 from mmtempo.loops.accumulation import LogMeans, UpdateLoader
 from mmtempo.loops.training_batches import PLACE
 from mmtempo.timing.timeline import Timeline
@@ -288,11 +288,11 @@ def test_no_update_in_its_middle_is_said_to_be_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ('kind', 'place'),
     [
-        ('iterations', Place(0, 24, 72, 1)),
-        ('iterations_of_epochs', Place(1, 8, 24, 1)),
+        ('iterations', StreamPosition(0, 24, 72, 1)),
+        ('iterations_of_epochs', StreamPosition(1, 8, 24, 1)),
     ],
 )
-def test_place_by_count(kind: str, place: Place, tmp_path: Path) -> None:
+def test_place_by_count(kind: str, place: StreamPosition, tmp_path: Path) -> None:
     """Of a checkpoint that does not say where it is: by updates."""
     runner = Runner.from_cfg(settings(kind, tmp_path))
     runner.train_loop._iter = 6
@@ -462,7 +462,7 @@ def test_means_of_what_is_logged() -> None:
 
 def test_means_keep_no_graph_and_wait_for_nothing() -> None:
     weight = torch.ones(1, requires_grad=True)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         means = LogMeans()
         for _ in range(3):
             means.add(dict(loss=(weight * 2).sum()), 2)

@@ -16,7 +16,7 @@ from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
 from mmtempo.device.prepared_batch import PreparedBatch, take_prepared
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.loops.device_stage import BatchStage, move, stage_for
 from mmtempo.models.sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 from mmtempo.workloads.bev.models.bev_data_preprocessor import BEVDataPreprocessor
@@ -130,7 +130,7 @@ def test_our_preprocessors_are_done_ahead(
 @pytest.mark.parametrize(('make', 'batch'), ALL)
 def test_staging_does_not_wait(make: Any, batch: Any) -> None:
     stage, data = BatchStage(make(), True), batch()
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         census.lies_on_host(data['inputs'])
         for sample in data['data_samples']:
             census.lies_on_host(sample)

@@ -15,7 +15,7 @@ from mmseg.models.losses import accuracy
 from mmseg.registry import MODELS as MMSEG_MODELS
 from mmseg.structures import SegDataSample
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.models.sparse_accuracy_head import sparse_accuracy, why_not_sparse
 
 SMALL: dict[str, Any] = dict(in_channels=8, channels=4, num_classes=5, norm_cfg=dict(type='BN'))
@@ -107,7 +107,7 @@ def test_accuracy_is_stock_s(topk: Any, ignore_index: int | None, shape: tuple) 
 def test_nobody_waits() -> None:
     for head, waits in zip(both('PSPHead'), (2, 0)):
         batch = samples()
-        with WaitCensus() as census:
+        with SyncCensus() as census:
             losses(head, batch)
         assert len(census.waits) == waits
 

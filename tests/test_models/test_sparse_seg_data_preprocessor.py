@@ -12,7 +12,7 @@ from mmengine.structures import BaseDataElement, PixelData
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.models import sparse_seg_data_preprocessor
 from mmtempo.models.sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 
@@ -132,7 +132,7 @@ def test_nobody_waits(shapes: list) -> None:
     arguments: dict[str, Any] = dict(size=(40, 40), bgr_to_rgb=True, **COLOURS)
     for cls, waits in ((SegDataPreProcessor, 6), (SparseSegDataPreProcessor, 0)):
         data, preprocessor = make_batch(shapes), cls(**arguments)
-        with WaitCensus() as census:
+        with SyncCensus() as census:
             census.lies_on_host(data)
             result = preprocessor(data, training=True)
             assert not census.is_on_host(result['inputs'])

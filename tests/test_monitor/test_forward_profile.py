@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mmtempo.device.event_timer import TimingEvents
-from mmtempo.monitor.forward_profile import MOST_FLYING, REST, Stage, StageProfile
+from mmtempo.monitor.forward_profile import MOST_FLYING, REST, ForwardProfile, Stage
 from mmtempo.utils.modules import find_modules
 from tests.test_monitor.test_step_timer import Separate, compiling
 from tests.testing.processes import SPAWN, in_child
@@ -75,20 +75,20 @@ def clock() -> Clock:
 
 def profile_of(
     model: nn.Module, names: Any = NAMES, clock: Any = None, **options: Any
-) -> StageProfile:
+) -> ForwardProfile:
     clock = clock or model.clock
-    profile = StageProfile(model, find_modules(model, names), clock=clock, **options)
+    profile = ForwardProfile(model, find_modules(model, names), clock=clock, **options)
     profile.start()
     return profile
 
 
-def train(model: nn.Module, profile: StageProfile, times: int = 1, **how: Any) -> None:
+def train(model: nn.Module, profile: ForwardProfile, times: int = 1, **how: Any) -> None:
     for _ in range(times):
         model(torch.ones(1), **how).backward()
         profile.end_iteration()
 
 
-def taken(profile: StageProfile) -> dict[str, tuple[float, float]]:
+def taken(profile: ForwardProfile) -> dict[str, tuple[float, float]]:
     """Calls and milliseconds in an iteration."""
     return {
         stage.name: (stage.calls, pytest.approx(stage.seconds * 1000)) for stage in profile.result()
@@ -110,7 +110,7 @@ def test_parts_of_a_model(clock: Clock) -> None:
     assert profile.unseen() == []
 
 
-def shares(profile: StageProfile, *names: str) -> list[float]:
+def shares(profile: ForwardProfile, *names: str) -> list[float]:
     """Of these parts, and of what all parts leave."""
     by_name = {stage.name: stage.share for stage in profile.result()}
     return [*(by_name[name] for name in names), profile.rest().share]
@@ -473,7 +473,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     return LateDevice(monkeypatch)
 
 
-def device_times(profile: StageProfile) -> dict[str, Any]:
+def device_times(profile: ForwardProfile) -> dict[str, Any]:
     return {
         stage.name: stage.device_seconds and pytest.approx(stage.device_seconds * 1000)
         for stage in profile.result()

@@ -10,7 +10,7 @@ import pytest
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.runner import Runner
 
-from mmtempo.monitor.hook_timer import HookMarks
+from mmtempo.monitor.hook_timer import HookTimer
 from mmtempo.timing.timeline import Timeline
 
 called: list[str] = []
@@ -79,11 +79,11 @@ def bare_runner(*hooks: Hook, cls: type = Runner) -> Any:
     return runner
 
 
-def watched(runner: Any, **options: Any) -> tuple[HookMarks, Timeline]:
+def watched(runner: Any, **options: Any) -> tuple[HookTimer, Timeline]:
     called.clear()
     clock.now = 0
     timeline = Timeline('data', clock=clock)
-    marks = HookMarks(timeline, **options)
+    marks = HookTimer(timeline, **options)
     marks.join(runner)
     return marks, timeline
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmtempo.monitor import rank_times
-from mmtempo.monitor.rank_times import RankSpread
+from mmtempo.monitor.rank_times import RankTimes
 from tests.testing.processes import FORK
 
 
@@ -18,7 +18,7 @@ def in_group(pipe: Any, rank: int, size: int, folder: str) -> None:
     torch.distributed.init_process_group(
         'gloo', init_method=f'file://{folder}/group', rank=rank, world_size=size
     )
-    spread = RankSpread()
+    spread = RankTimes()
     results = [spread.take()]
     for times in [(0.5, 1.0), (0.25 * rank, 2.0 - rank)]:
         spread.send(*times)
@@ -54,7 +54,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 def test_one_process() -> None:
-    spread = RankSpread()
+    spread = RankTimes()
     spread.send(1.0, 2.0)
     assert spread.take() is None
 
@@ -99,7 +99,7 @@ class FakeGroup:
 
 def test_on_an_accelerator_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     group = FakeGroup(monkeypatch)
-    spread = RankSpread()
+    spread = RankTimes()
     for log_point in range(3):
         spread.send(float(log_point), 1.0)
         assert spread.take() is None
@@ -117,7 +117,7 @@ def test_on_an_accelerator_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_results_that_never_arrive_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     group = FakeGroup(monkeypatch)
-    spread = RankSpread()
+    spread = RankTimes()
     for _ in range(50):
         spread.send(0.0, 0.0)
     assert len(spread._pending) == 8

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mmtempo.monitor.run_recorder import MOST_WARNINGS, RING, RunReport
+from mmtempo.monitor.run_recorder import MOST_WARNINGS, RING, RunRecorder
 from mmtempo.report import read_log
 from mmtempo.report.trace import trace_events
-from mmtempo.timing.run_files import RunRecord
-from mmtempo.timing.statistics import TempoMeter
+from mmtempo.timing.run_files import RunFiles
+from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.timeline import Timeline
 from tests.test_timing.test_timeline import Clock
 from tests.testing.summaries import summary as made_up
@@ -37,10 +37,10 @@ class Run:
         self.said: list[str] = []
         record = None
         if folder is not None:
-            record = RunRecord(str(folder), self.said.append, clock=lambda: self.clock.now * 1e-9)
+            record = RunFiles(str(folder), self.said.append, clock=lambda: self.clock.now * 1e-9)
         categories = {'hook:Slow': 'hook', 'hook:AsyncCheckpointHook': 'checkpoint'}
-        meter = TempoMeter(self.timeline, categories=categories)
-        self.report = RunReport(SETTING, meter, record, first)
+        meter = IterationStats(self.timeline, categories=categories)
+        self.report = RunRecorder(SETTING, meter, record, first)
 
     def go(self, count: int = 1, note: Any = None, **more: float) -> None:
         for _ in range(count):
@@ -51,7 +51,8 @@ class Run:
                     self.timeline.begin()
                 else:
                     self.timeline.mark(self.timeline.phase(name.replace('__', ':')))
-            self.timeline.tell(note=note)
+            if note is not None:
+                self.timeline.annotate(note)
             self.timeline.end()
 
 
@@ -127,7 +128,7 @@ def test_a_window_has_the_spread_of_its_own_time_only(tmp_path: Path) -> None:
     for place in range(6):
         run.go(10)
         found = dict(data=dict(max=0.1 * (place + 1), rank=3), step=dict(max=0.5, rank=0))
-        run.report.know(ranks=found if place % 2 else None)
+        run.report.update(ranks=found if place % 2 else None)
         run.report.window()
     windows = lines_of(tmp_path, 'window')
     assert ['ranks' in window for window in windows] == [False, True] * 3
@@ -141,7 +142,7 @@ def test_another_process_that_waits_longer_is_named(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(5):
         run.go(20)
-        run.report.know(ranks=dict(data=dict(max=0.05, rank=3)))
+        run.report.update(ranks=dict(data=dict(max=0.05, rank=3)))
         run.report.window()
     verdict = run.report.end('completed')['verdict']
     assert verdict['headline'].startswith('Rank 3 is late with its data')
@@ -152,7 +153,7 @@ def test_how_busy_the_device_was_is_a_mean_of_all_looks(tmp_path: Path) -> None:
     for place in range(20):
         run.go(10)
         now = dict(time=place // 2, ram_used=0.5, device=dict(utilisation=0.9 if place < 10 else 1))
-        run.report.know(memory=dict(now=now, peak=now))
+        run.report.update(memory=dict(now=now, peak=now))
         run.report.window()
     summary = run.report.end('completed')
     assert summary['device_busy'] == dict(mean=pytest.approx(0.95), looks=10)

@@ -17,7 +17,7 @@ from mmengine.model import BaseModel, MMDistributedDataParallel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
-from mmtempo.monitor.step_timer import StepWatch
+from mmtempo.monitor.step_timer import StepTimer
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
 from mmtempo.utils.modules import layers_of
 from tests.testing.processes import SPAWN, in_child
@@ -73,7 +73,7 @@ class Watched:
     def __init__(self, model: Any, wrapper: Any, optimizers: list | None = None) -> None:
         self.model, self.wrapper = model, wrapper
         self.said: Any = Said()
-        self.watch = StepWatch(self.said)
+        self.watch = StepTimer(self.said)
         assert self.watch.install(model, optimizers or [wrapper.optimizer])
 
     def step(self) -> list[str]:
@@ -276,7 +276,7 @@ def test_what_a_forward_says_of_itself() -> None:
 def test_two_watches() -> None:
     """As where a training is begun anew, and the first one's end comes late."""
     watched = toy()
-    second = StepWatch(Said())  # type: ignore[arg-type]
+    second = StepTimer(Said())  # type: ignore[arg-type]
     second.install(watched.model, [watched.wrapper.optimizer])
     watched.watch.close()
     assert watched_in(watched.model) == [watched.model]
@@ -304,7 +304,7 @@ def test_a_step_that_ends_within_a_call() -> None:
 def test_copies_in_threads_are_not_watched() -> None:
     """Their parameters are others, and a forward of the first one's would take its own."""
     outer = nn.DataParallel(Toy())
-    watch = StepWatch(Said())  # type: ignore[arg-type]
+    watch = StepTimer(Said())  # type: ignore[arg-type]
     assert watch.install(outer, [sgd(outer)])
     assert watched_in(outer) == [outer]
 
@@ -494,7 +494,7 @@ def test_a_step_that_is_compiled_gets_no_hooks(graphs: list) -> None:
     model.train_step = torch.compile(model.train_step, backend=compiling(graphs))
     said: Any = Said()
     for outer in (model, Separate(model)):
-        watch = StepWatch(said)
+        watch = StepTimer(said)
         assert not watch.install(outer, [optimizer])
         assert not watched_in(model)
         assert not optimizer._optimizer_step_pre_hooks

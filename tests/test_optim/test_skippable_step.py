@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim.skippable_step import GuardedGradScaler, decides_on_device, step_unless
 
 OPTIMIZERS = {
@@ -147,7 +147,7 @@ def test_nothing_waits_once_the_state_is_there(name: str) -> None:
     flags = [torch.zeros(()), torch.ones(()), torch.zeros((), dtype=torch.bool)]
     step_unless(flags[0], optimizer)
     assert decides_on_device(optimizer)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         for flag in flags:
             step_unless(flag, optimizer)
     assert census.table() == []
@@ -159,7 +159,7 @@ def test_state_on_the_host_is_decided_there(name: str) -> None:
     optimizer = OPTIMIZERS[name](params)
     set_gradients(params, 3, bad=False)
     step_unless(torch.zeros(()), optimizer)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         step_unless(torch.zeros(()), optimizer)
     assert [wait.kind for wait in census.waits] == ['scalar read']
 
@@ -186,7 +186,7 @@ def test_what_is_frozen_or_has_no_value_is_left_aside() -> None:
     param.grad = torch.ones(2)
     step_unless(torch.zeros(()), optimizer)
     optimizer.state[frozen]['momentum_buffer'] = None  # as torch had it once
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         step_unless(torch.zeros(()), optimizer)
     assert census.table() == []
     assert param.tolist() == pytest.approx([0.71, 0.71])
@@ -300,7 +300,7 @@ def test_scaler_does_not_wait(name: str) -> None:
     optimizer, scaler = OPTIMIZERS[name](params), GuardedGradScaler('cpu')
     for step in range(3):
         optimizer.zero_grad()
-        with WaitCensus() as census:
+        with SyncCensus() as census:
             scaler.scale(sum((param * param).sum() for param in params)).backward()
             if step == 2:
                 params[0].grad += float('inf')

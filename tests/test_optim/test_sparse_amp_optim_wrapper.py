@@ -15,7 +15,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper, sparse_amp_optim_wrapper
 from mmtempo.optim.skippable_step import GuardedGradScaler
 from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE, Counts
@@ -108,14 +108,14 @@ def test_nothing_waits(half: dict, clip_grad: dict | None, optimizer: Callable) 
     ).run(1)
     while not training.optimizer.state:  # each update that overflows comes too early
         training.run(1)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         training.run(6, poison=(training.iteration + 2,) if half['dtype'] == 'float16' else ())
     assert census.table() == []
 
 
 def test_the_census_sees_what_stock_waits_for() -> None:
     training = train(StockOnCPU, 1, dtype='float16', loss_scale=512.0)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         training.run(3)
     assert len(census.waits) >= 3
 

@@ -12,7 +12,7 @@ from mmengine.config import ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseOptimWrapper
 from mmtempo.optim.sparse_optim_wrapper import total_norm
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
@@ -149,7 +149,7 @@ def test_nothing_waits(clip_grad: dict | None, optimizer: Callable, skips: bool)
     training = Training(SparseOptimWrapper, optimizer, clip_grad=clip, norm_interval=2)
     training.wrapper.skip_nonfinite = skips
     training.run(1)  # makes the optimizer's state
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         training.run(4, poison=(3,) if skips else ())
     assert census.table() == []
     assert training.store.values('watch/skipped') == ([0.0, 0.0, 0.0, 1.0, 0.0] if skips else [])
@@ -157,7 +157,7 @@ def test_nothing_waits(clip_grad: dict | None, optimizer: Callable, skips: bool)
 
 def test_the_census_sees_what_stock_waits_for() -> None:
     training = Training(OptimWrapper, clip_grad=dict(BY_NORM)).run(1)
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         training.run(3)
     assert len(census.waits) >= 3
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
 from tests.test_optim.test_sparse_amp_optim_wrapper import HUGE, scale_of
 from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE
@@ -319,7 +319,7 @@ def test_nothing_waits(build: type) -> None:
     training = built(build, clip_grad=BY_NORM, optimizer=adamw, norm_interval=1, **COUNTS)
     training.wrapper.skip_nonfinite = True
     update(training, (3, 3, 3, 3))  # makes the optimizer's state
-    with WaitCensus() as census:
+    with SyncCensus() as census:
         for sizes in WINDOWS:
             update(training, sizes)
     assert census.table() == []

@@ -16,7 +16,7 @@ from mmseg.models.decode_heads import FCNHead
 
 from mmtempo.cli.config import resolve_config_path
 from mmtempo.doctor.sync_report import compare_waits
-from mmtempo.policies.drop_in import Change, describe, stock, zero_wait
+from mmtempo.policies.drop_in import ConfigChange, describe, stock, zero_wait
 from tests.test_doctor.test_sync_report import pspnet
 from tests.testing.common import MINI
 
@@ -168,7 +168,7 @@ class TheirOptimWrapper(OptimWrapper):
     """Likewise."""
 
 
-def reasons(changes: list[Change]) -> dict[str, str]:
+def reasons(changes: list[ConfigChange]) -> dict[str, str]:
     return {change.key: change.reason for change in changes if not change.changed}
 
 
@@ -367,9 +367,9 @@ def test_our_own_models_stay() -> None:
 def test_what_is_printed() -> None:
     text = describe(
         [
-            Change('a', 'A', 'B', 'stock waits'),
-            Change('c', 'C', 'C', 'is no stock type'),
-            Change('d', None, 'D', 'it was missing'),
+            ConfigChange('a', 'A', 'B', 'stock waits'),
+            ConfigChange('c', 'C', 'C', 'is no stock type'),
+            ConfigChange('d', None, 'D', 'it was missing'),
         ]
     )
     assert text.splitlines() == [

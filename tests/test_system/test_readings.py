@@ -20,7 +20,7 @@ from mmtempo.system.limits import _control_groups
 from mmtempo.system.readings import (
     GpuReading,
     MachineReadings,
-    Seldom,
+    RateLimited,
     device_memory,
     family_of,
     memory,
@@ -321,7 +321,7 @@ class TestSeldom:
             clock.now += takes
             return {'n': len(times)}
 
-        seldom = Seldom(reading, clock=lambda: clock.now)
+        seldom = RateLimited(reading, clock=lambda: clock.now)
         assert seldom() == {'n': 1}
         ended = clock.now
         clock.now = ended + rest - 0.01

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmtempo.system import sampler
-from mmtempo.system.sampler import MachineWatch
+from mmtempo.system.sampler import MachineSampler
 from tests.testing.processes import FORK, in_child
 
 MB = 1 << 20
@@ -70,12 +70,12 @@ def readings() -> FakeReadings:
 
 
 @pytest.fixture
-def watch(readings: FakeReadings) -> MachineWatch:
-    return MachineWatch(readings=readings, clock=lambda: readings.clock)
+def watch(readings: FakeReadings) -> MachineSampler:
+    return MachineSampler(readings=readings, clock=lambda: readings.clock)
 
 
 @pytest.fixture
-def take(watch: MachineWatch, readings: FakeReadings) -> Callable[..., None]:
+def take(watch: MachineSampler, readings: FakeReadings) -> Callable[..., None]:
     """A sample with these figures, a second after the last."""
 
     def take(**figures: Any) -> None:
@@ -87,15 +87,15 @@ def take(watch: MachineWatch, readings: FakeReadings) -> Callable[..., None]:
 
 
 @pytest.fixture
-def counting() -> Iterator[tuple[MachineWatch, Counting]]:
+def counting() -> Iterator[tuple[MachineSampler, Counting]]:
     readings = Counting()
-    watch = MachineWatch(interval=3600.0, readings=readings)
+    watch = MachineSampler(interval=3600.0, readings=readings)
     yield watch, readings
     watch.stop()
 
 
 class TestSamples:
-    def test_latest(self, watch: MachineWatch, take: Callable) -> None:
+    def test_latest(self, watch: MachineSampler, take: Callable) -> None:
         assert watch.latest() is None
         take(ram_used=0.5, tree_pss=7)
         take(ram_used=0.25)
@@ -110,13 +110,13 @@ class TestSamples:
             gpu=lambda: {'device': {'power': 200.0}},
             unknown=lambda: None,
         )
-        watch = MachineWatch(readings=readings)
+        watch = MachineSampler(readings=readings)
         watch.sample()
         latest = watch.latest()
         assert latest is not None
         assert latest['device'] == {'allocated': 5, 'power': 200.0}
 
-    def test_peak(self, watch: MachineWatch, take: Callable) -> None:
+    def test_peak(self, watch: MachineSampler, take: Callable) -> None:
         assert watch.peak() == {}
         device = {'allocated': 5, 'throttle': ['power limit']}
         take(ram_used=0.5, ram_of='the machine', shm_free=9, swap_in=1, psi_cpu=2, device=device)
@@ -135,7 +135,7 @@ class TestSamples:
         }
 
     def test_the_ring_is_bounded_but_not_the_peak(self, readings: FakeReadings) -> None:
-        watch = MachineWatch(keep=3, readings=readings, clock=lambda: readings.clock)
+        watch = MachineSampler(keep=3, readings=readings, clock=lambda: readings.clock)
         for second in range(1000):
             readings.now = {'swap_in': second * MB, 'ram_used': 1 / (second + 2)}
             watch.sample()
@@ -143,14 +143,14 @@ class TestSamples:
         assert watch.between(0, 2000) == {'swap_in': 2 * MB}
         assert watch.peak() == {'ram_used': 0.5}
 
-    def test_between(self, watch: MachineWatch, take: Callable) -> None:
+    def test_between(self, watch: MachineSampler, take: Callable) -> None:
         for swapped in (0, 0, 5, 5, 9):
             take(swap_in=swapped * MB)
         assert watch.between(1.5, 1.7) == {'swap_in': 5 * MB}
         assert watch.between(2.5, 2.7) == {}
         assert watch.between(0.5, 3.5) == {'swap_in': 9 * MB}
 
-    def test_covers(self, watch: MachineWatch, take: Callable) -> None:
+    def test_covers(self, watch: MachineSampler, take: Callable) -> None:
         assert not watch.covers(0.0)
         take()
         take()
@@ -160,11 +160,11 @@ class TestSamples:
     @pytest.mark.parametrize('wrong', [dict(interval=0), dict(interval=-1.0), dict(keep=1)])
     def test_wrong_arguments(self, wrong: dict, readings: FakeReadings) -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            MachineWatch(readings=readings, **wrong)
+            MachineSampler(readings=readings, **wrong)
 
 
 class TestWarnings:
-    def test_each_once(self, watch: MachineWatch, take: Callable) -> None:
+    def test_each_once(self, watch: MachineSampler, take: Callable) -> None:
         full = dict(ram_used=0.95, ram_total=100 * MB)
         assert watch.warnings() == []
         take(ram_used=0.5, swap_in=0)
@@ -181,7 +181,7 @@ class TestWarnings:
 
     def test_swapping_counts_from_the_first_sample_of_the_run(self, readings: FakeReadings) -> None:
         """Also when that has left the ring."""
-        watch = MachineWatch(keep=2, readings=readings)
+        watch = MachineSampler(keep=2, readings=readings)
         for swapped in range(4, 24):
             readings.now = {'swap_out': swapped * MB // 8}
             watch.sample()
@@ -197,7 +197,7 @@ class TestWarnings:
 
         readings = FakeReadings(GPU=fail, after=lambda: {'after': 1})
         readings.now = {'ram_used': 0.5}
-        watch = MachineWatch(readings=readings)
+        watch = MachineSampler(readings=readings)
         watch.sample()
         watch.sample()
         assert calls == [1]
@@ -209,7 +209,7 @@ class TestWarnings:
 
 
 class TestThread:
-    def test_start_and_stop(self, counting: tuple[MachineWatch, Counting]) -> None:
+    def test_start_and_stop(self, counting: tuple[MachineSampler, Counting]) -> None:
         watch, readings = counting
         watch.stop()  # it was not started
         assert not watch.running
@@ -231,14 +231,14 @@ class TestThread:
 
     def test_again_and_again(self) -> None:
         readings = Counting()
-        watch = MachineWatch(interval=0.001, readings=readings)
+        watch = MachineSampler(interval=0.001, readings=readings)
         watch.start()
         for _ in range(5):
             assert readings.asked.acquire(timeout=30)
         watch.stop()
 
     def test_nudge(
-        self, counting: tuple[MachineWatch, Counting], monkeypatch: pytest.MonkeyPatch
+        self, counting: tuple[MachineSampler, Counting], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The next sample would be due in an hour."""
         monkeypatch.setattr(sampler, 'REST', 1e-9)
@@ -250,7 +250,7 @@ class TestThread:
         assert readings.asked.acquire(timeout=30)
 
     def test_stop_does_not_wait_for_the_next_sample(
-        self, counting: tuple[MachineWatch, Counting], monkeypatch: pytest.MonkeyPatch
+        self, counting: tuple[MachineSampler, Counting], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waits = threading.Semaphore(0)
 
@@ -269,7 +269,7 @@ class TestThread:
         counting[0].stop()
         assert threading.active_count() == before
 
-    def test_it_rests_whoever_nudges(self, counting: tuple[MachineWatch, Counting]) -> None:
+    def test_it_rests_whoever_nudges(self, counting: tuple[MachineSampler, Counting]) -> None:
         watch, readings = counting
         waits = []
 
@@ -299,7 +299,7 @@ class TestThread:
             goes_on.wait(30)
 
         readings.parts['hangs'] = hang
-        watch = MachineWatch(readings=readings)
+        watch = MachineSampler(readings=readings)
         watch.start()
         (thread,) = [one for one in threading.enumerate() if 'machine-watch' in one.name]
         assert hangs.wait(30)
@@ -311,8 +311,8 @@ class TestThread:
         assert not thread.is_alive()
         assert readings.closed == 1
 
-    def test_nothing_holds_it(self, counting: tuple[MachineWatch, Counting]) -> None:
-        watch = MachineWatch(readings=FakeReadings())
+    def test_nothing_holds_it(self, counting: tuple[MachineSampler, Counting]) -> None:
+        watch = MachineSampler(readings=FakeReadings())
         watch.start()
         watch.stop()
         gone = weakref.ref(watch)
@@ -323,7 +323,7 @@ class TestThread:
 
 @forks
 class TestFork:
-    def test_a_child_has_no_running_watch(self, counting: tuple[MachineWatch, Counting]) -> None:
+    def test_a_child_has_no_running_watch(self, counting: tuple[MachineSampler, Counting]) -> None:
         watch, readings = counting
         watch.start()
         assert readings.asked.acquire(timeout=30)
@@ -341,7 +341,7 @@ class TestFork:
         assert watch.running
         assert readings.closed == 0
 
-    def test_a_child_may_have_its_own(self, counting: tuple[MachineWatch, Counting]) -> None:
+    def test_a_child_may_have_its_own(self, counting: tuple[MachineSampler, Counting]) -> None:
         watch, readings = counting
         watch.start()
         assert readings.asked.acquire(timeout=30)
@@ -356,7 +356,7 @@ class TestFork:
         assert in_child(start) == (True, False, 2, 1)
         assert readings.count == 1
 
-    def test_with_locks_held(self, counting: tuple[MachineWatch, Counting]) -> None:
+    def test_with_locks_held(self, counting: tuple[MachineSampler, Counting]) -> None:
         """As when a worker is forked at the moment when the thread goes to sleep."""
         watch, readings = counting
         watch.start()
@@ -388,7 +388,7 @@ def test_the_interpreter_ends_with_it_running(end: str) -> None:
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_this_machine() -> None:
-    watch = MachineWatch()
+    watch = MachineSampler()
     watch.sample()
     watch.sample()
     latest = watch.latest()

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from mmtempo.monitor import step_timer
-from mmtempo.timing.causes import STEP, Slow, blame
+from mmtempo.timing.causes import STEP, SlowIteration, diagnose
 
 USUAL = dict(data=0.01, forward=0.06, backward=0.03)
 CATEGORIES = {'hook:Slow': 'hook', 'hook:Logger': 'logging', 'hook:Saver': 'checkpoint'}
 
 
-def slow(phase: str, seconds: float = 1.0, **known: Any) -> Slow:
+def slow(phase: str, seconds: float = 1.0, **known: Any) -> SlowIteration:
     spent = dict(USUAL)
     spent[phase] = spent.get(phase, 0.0) + seconds
-    return Slow(9, 0.1 + seconds, 0.1, spent, dict(USUAL), **known)
+    return SlowIteration(9, 0.1 + seconds, 0.1, spent, dict(USUAL), **known)
 
 
 def origin(worker: int = 2) -> Any:
@@ -150,8 +150,8 @@ def origin(worker: int = 2) -> Any:
         ),
     ],
 )
-def test_causes(case: Slow, category: str, cause: str, said: str) -> None:
-    found = blame(case, CATEGORIES)
+def test_causes(case: SlowIteration, category: str, cause: str, said: str) -> None:
+    found = diagnose(case, CATEGORIES)
     (part,) = found.parts
     assert (part.category, part.cause) == (category, cause)
     assert part.seconds == pytest.approx(case.lost)
@@ -183,8 +183,8 @@ def test_causes(case: Slow, category: str, cause: str, said: str) -> None:
 )
 def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes: dict) -> None:
     spent = {one: USUAL.get(one, 0.0) + more.get(one, 0.0) for one in {**USUAL, **more}}
-    case = Slow(9, sum(spent.values()), sum(USUAL.values()), spent, dict(USUAL), facts)
-    found = blame(case, CATEGORIES)
+    case = SlowIteration(9, sum(spent.values()), sum(USUAL.values()), spent, dict(USUAL), facts)
+    found = diagnose(case, CATEGORIES)
     assert {part.cause: part.seconds for part in found.parts} == pytest.approx(causes)
     assert [part.cause for part in found.parts] == list(causes)
     assert all(cause in found.why for cause in causes)
@@ -194,8 +194,8 @@ def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes:
 def test_what_took_less_than_usual_is_no_part() -> None:
     """The batch was there already, since the step before was slow."""
     usually = dict(data=0.6, forward=0.1, backward=0.1)
-    case = Slow(9, 1.2, 0.8, dict(data=0.0, forward=0.6, backward=0.6), usually)
-    found = blame(case, {})
+    case = SlowIteration(9, 1.2, 0.8, dict(data=0.0, forward=0.6, backward=0.6), usually)
+    found = diagnose(case, {})
     assert {part.cause: part.seconds for part in found.parts} == pytest.approx(
         dict(forward=0.2, backward=0.2)
     )
@@ -203,7 +203,7 @@ def test_what_took_less_than_usual_is_no_part() -> None:
 
 @pytest.mark.parametrize(('forward', 'explained'), [(0.11, True), (0.09, False)])
 def test_what_no_phase_has_taken_is_not_explained(forward: float, explained: bool) -> None:
-    case = Slow(9, 0.3, 0.1, dict(USUAL, forward=0.06 + forward, data=0.0), dict(USUAL))
+    case = SlowIteration(9, 0.3, 0.1, dict(USUAL, forward=0.06 + forward, data=0.0), dict(USUAL))
     assert case.is_explained() == explained
 
 
@@ -215,23 +215,23 @@ def test_evidence_is_what_was_more_than_usual() -> None:
         machine=dict(psi_io=0.4),
         note=dict(shape=(4, 3)),
     )
-    evidence = blame(case, {}).evidence
+    evidence = diagnose(case, {}).evidence
     assert evidence == dict(major_faults=400, gc_seconds=0.5, psi_io=0.4, shape=(4, 3))
     less_than_one = slow('forward', facts=dict(minor_faults=3.4), usual_facts=dict(minor_faults=3))
-    assert blame(less_than_one, {}).evidence == {}
+    assert diagnose(less_than_one, {}).evidence == {}
 
 
 def test_a_batch_of_many_samples_is_named_in_short() -> None:
     delivery = SimpleNamespace(samples=[*range(100)], waited=1.0, origin=None)
-    found = blame(slow('data', note=dict(delivery=delivery)), {})
+    found = diagnose(slow('data', note=dict(delivery=delivery)), {})
     assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.why
     assert len(found.evidence['samples']) == 16
 
 
 def test_each_part_of_a_step_is_known() -> None:
-    """`StepWatch` names them; a part that is not known would be taken for a hook."""
+    """`StepTimer` names them; a part that is not known would be taken for a hook."""
     named = {key: value for key, value in vars(step_timer).items() if key.isupper()}
     names = {value for value in named.values() if isinstance(value, str)} - {step_timer.END}
     assert names - {step_timer.OUTSIDE} <= set(STEP)
     for name in names:
-        assert blame(slow(name), {}).parts[0].category == 'unexplained'
+        assert diagnose(slow(name), {}).parts[0].category == 'unexplained'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mmtempo.timing.level_shift import SlowerPace, Spell
+from mmtempo.timing.level_shift import SlowSpan, SpanTracker
 
 
 def test_a_spell_has_what_its_iterations_take_more() -> None:
-    pace = SlowerPace(0.25)
+    pace = SpanTracker(0.25)
     pace.add(1, 9.0)  # nothing has begun
     assert not pace.is_slow
     assert not pace.is_back(1.0)
@@ -21,16 +21,16 @@ def test_a_spell_has_what_its_iterations_take_more() -> None:
     for place in (15, 16):  # found out behind them
         pace.add(place, 1.1)
     pace.drop(15, [1.1, 1.1])
-    assert pace.so_far() == Spell(10, 14, 5, 1.0, pytest.approx(10.5), False)
-    assert pace.end() == Spell(10, 14, 5, 1.0, pytest.approx(10.5), True)
+    assert pace.so_far() == SlowSpan(10, 14, 5, 1.0, pytest.approx(10.5), False)
+    assert pace.end() == SlowSpan(10, 14, 5, 1.0, pytest.approx(10.5), True)
     assert not pace.is_slow
 
 
 def test_the_next_one_begins_anew() -> None:
-    pace = SlowerPace(0.25)
+    pace = SpanTracker(0.25)
     pace.begin(3, 1.0)
     pace.add(3, 2.0)
     pace.end()
     pace.begin(8, 2.0)
     pace.add(8, 5.0)
-    assert pace.end() == Spell(8, 8, 1, 2.0, 3.0, True)
+    assert pace.end() == SlowSpan(8, 8, 1, 2.0, 3.0, True)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmtempo.timing.run_files import LINES, SUMMARY, RunRecord, to_json
+from mmtempo.timing.run_files import LINES, SUMMARY, RunFiles, to_json
 from tests.testing.common import fill
 
 
-def record(folder: Path, said: list[str] | None = None, **options: object) -> RunRecord:
-    return RunRecord(str(folder), [].append if said is None else said.append, **options)  # type: ignore[arg-type]
+def record(folder: Path, said: list[str] | None = None, **options: object) -> RunFiles:
+    return RunFiles(str(folder), [].append if said is None else said.append, **options)  # type: ignore[arg-type]
 
 
 def test_lines_are_appended_by_run_after_run(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmtempo.timing.stall_totals import MOST_CAUSES, LongestStalls, LostTime
+from mmtempo.timing.stall_totals import MOST_CAUSES, LongestStalls, StallTotals
 
 
 def entry(number: int, lost: float, **parts: float) -> dict:
@@ -13,7 +13,7 @@ def entry(number: int, lost: float, **parts: float) -> dict:
 
 
 def test_each_cause_has_its_part() -> None:
-    lost = LostTime()
+    lost = StallTotals()
     lost.add(entry(3, 1.0, a=0.7, b=0.3))
     lost.add(entry(5, 2.0, b=2.0))
     assert (lost.seconds, lost.count) == (3.0, 2)
@@ -25,7 +25,7 @@ def test_each_cause_has_its_part() -> None:
 
 def test_a_part_comes_back_though_another_is_larger() -> None:
     """A save at each second evaluation."""
-    lost = LostTime()
+    lost = StallTotals()
     for number in range(10, 210, 10):
         parts = dict(evaluation=1.0, save=0.5) if number % 20 == 0 else dict(evaluation=1.0)
         lost.add(entry(number, sum(parts.values()), **parts))
@@ -37,7 +37,7 @@ def test_a_part_comes_back_though_another_is_larger() -> None:
 
 
 def test_many_iterations_as_one_entry_count_as_many_and_have_no_period() -> None:
-    lost = LostTime()
+    lost = StallTotals()
     for number in range(100, 2100, 100):
         lost.add(dict(entry(number, 1.0, a=1.0), iterations=15))
     assert lost.count == lost.by_cause['a']['count'] == 300
@@ -45,7 +45,7 @@ def test_many_iterations_as_one_entry_count_as_many_and_have_no_period() -> None
 
 
 def test_causes_are_not_without_end() -> None:
-    lost = LostTime()
+    lost = StallTotals()
     for number in range(3 * MOST_CAUSES):
         lost.add(entry(number, 1.0, **{f'cause {number}': 1.0}))
     assert len(lost.by_cause) == MOST_CAUSES + 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmtempo.timing.stall_detector import StallDetector
-from mmtempo.timing.statistics import EVEN, KEEP, TempoMeter, is_even
+from mmtempo.timing.statistics import EVEN, KEEP, IterationStats, is_even
 from mmtempo.timing.timeline import Timeline
 from tests.test_timing.test_timeline import Clock
 
@@ -22,7 +22,7 @@ class Run:
     def __init__(self, before: int = 0, **options: Any) -> None:
         self.clock = Clock()
         self.timeline = Timeline('data', facts=1, clock=self.clock, before=before)
-        self.meter = TempoMeter(self.timeline, ('gc_seconds',), **options)
+        self.meter = IterationStats(self.timeline, ('gc_seconds',), **options)
         self.noise = random.Random(0)
         self.number = before
         self.collected = 0.0
@@ -37,7 +37,10 @@ class Run:
                 self.timeline.begin()
             else:
                 self.timeline.mark(self.timeline.phase(name))
-        self.timeline.tell((self.collected,) if self.counts(self.number) else None, note)
+        if self.counts(self.number):
+            self.timeline.set_facts((self.collected,))
+        if note is not None:
+            self.timeline.annotate(note)
         self.timeline.end()
 
 

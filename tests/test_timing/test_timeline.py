@@ -9,6 +9,7 @@ import pytest
 
 from mmtempo.timing import timeline as module
 from mmtempo.timing.timeline import MOST_PHASES, Timeline
+from mmtempo.utils import phases
 from mmtempo.utils.phases import activate, charged_to, deactivate
 
 SECOND = 1_000_000_000
@@ -81,7 +82,7 @@ def test_where_nobody_looks_nothing_is_charged(clock: Clock) -> None:
     timeline, other = of(clock), of(clock)
     activate(timeline)
     deactivate(other)
-    assert module._active is timeline
+    assert phases._active is timeline
     deactivate(timeline)
     with charged_to('fence'):
         clock.go(1)
@@ -94,7 +95,8 @@ def test_memory_is_fixed_and_the_last_ones_are_kept(clock: Clock) -> None:
     for number in range(1001, 1101):
         clock.go(number / 1000)
         timeline.begin()
-        timeline.tell((number, -number), number)
+        timeline.set_facts((number, -number))
+        timeline.annotate(number)
         assert timeline.number == number
         assert len(timeline.last(20)) == min(timeline.ended, 8)
         assert timeline.ended == number - 1001
@@ -115,7 +117,9 @@ def test_how_often_it_is_asked_does_not_matter(clock: Clock) -> None:
         clock.go(order.randrange(1, 5))
         for timeline in three:
             timeline.begin()
-            timeline.tell((number,) if number % 2 else None, number)
+            timeline.annotate(number)
+            if number % 2:
+                timeline.set_facts((number,))
         for _ in range(order.randrange(4)):
             name, some = order.choice(names), order.randrange(2)
             clock.go(order.randrange(1, 5))
@@ -154,10 +158,11 @@ def test_memory_is_fixed_where_nobody_asks(clock: Clock, monkeypatch: pytest.Mon
         if number % 3 == 0:
             timeline.carve('fence', 1)
         timeline.begin()
-        timeline.tell((), number)
+        timeline.set_facts(())
+        timeline.annotate(number)
         most = max(most, len(timeline.log))
     assert most == 2 * 12  # where the first begins, nine that have begun, and what was carved out
-    assert len(timeline._told) == len(timeline._noted) <= 9
+    assert len(timeline._counted) == len(timeline._noted) <= 9
     assert len(sums) == 100 // 8
 
 
@@ -194,18 +199,22 @@ def test_of_the_first_is_all_that_came_before(clock: Clock) -> None:
 
 def test_what_is_told_of_no_iteration_is_of_none(clock: Clock) -> None:
     timeline = of(clock, facts=1)
-    timeline.tell((1,), 'before')
+    timeline.set_facts((1,))
+    timeline.annotate('before')
     timeline.begin()
-    timeline.tell((2,), 'first')
-    timeline.tell((3,), 'second')
+    timeline.set_facts((2,))
+    timeline.annotate('first')
+    timeline.set_facts((3,))
+    timeline.annotate('second')
     timeline.end()
-    timeline.tell((4,), 'behind')
+    timeline.set_facts((4,))
+    timeline.annotate('behind')
     timeline.begin()
     timeline.end()
     block = timeline.last(2)
     assert block.notes == ['first', None]
     np.testing.assert_array_equal(block.facts, [[3], [np.nan]])
-    assert not timeline._told
+    assert not timeline._counted
     assert not timeline._noted
 
 
@@ -215,7 +224,7 @@ def test_what_is_interrupted_is_done_by_the_next(
     timeline, summed = of(clock), module._summed
     for number in range(4):
         run(timeline, clock, data=1 + number, step=2)
-        timeline.tell(note=number)
+        timeline.annotate(number)
 
     def interrupted(*args: np.ndarray) -> None:
         raise KeyboardInterrupt

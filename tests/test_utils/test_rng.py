@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from mmtempo.utils.rng import OwnRandomness, seed_generators, seeded
+from mmtempo.utils.rng import IsolatedRNG, seed_generators, seeded
 
 
 def draw() -> tuple[float, float, float]:
@@ -45,7 +45,7 @@ def test_own_generators_go_on() -> None:
     seed_generators(1)
     outside = [draw() for _ in range(2)]
     seed_generators(1)
-    own = OwnRandomness(3)
+    own = IsolatedRNG(3)
     found, others = [], []
     for _ in range(2):
         with own:

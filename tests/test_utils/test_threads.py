@@ -14,7 +14,7 @@ import torch
 
 import mmtempo
 from mmtempo.benchmarks.side_effects_run import native_threads
-from mmtempo.loaders.background_iterator import Background
+from mmtempo.loaders.background_iterator import BackgroundIterator
 from mmtempo.utils.threads import PREFIX, HelperThread
 from tests.testing.processes import SPAWN, in_child
 
@@ -60,7 +60,7 @@ def native_threads_after(name: str) -> tuple[int | None, int | None]:
     for operation in OPERATIONS.values():
         operation()  # the training's own team
     before = native_threads()
-    source = Background(lambda: iter(lambda: [OPERATIONS[name]()], None))
+    source = BackgroundIterator(lambda: iter(lambda: [OPERATIONS[name]()], None))
     source.take()
     after = native_threads()  # the thread lives, and with it a team that it has started
     source.close()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mmtempo.checkpoint.io.archive import records_of
-from mmtempo.checkpoint.io.host_buffer import StagingArea
+from mmtempo.checkpoint.io.host_buffer import HostBuffer
 from mmtempo.checkpoint.io.snapshot import Snapshot
 from mmtempo.checkpoint.io.writer_process import _open, write_archive
 
@@ -82,7 +82,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def write(path: Path | str, content: Any) -> None:
     """As a snapshot and the writing process do it together, but in this process."""
-    area = StagingArea()
+    area = HostBuffer()
     snapshot = Snapshot(area)
     [frozen] = snapshot.take([content])
     snapshot.finish()

@@ -17,7 +17,7 @@ from rich.table import Table
 from mmtempo.benchmarks.checkpoint.measure import take_rounds
 from mmtempo.benchmarks.loader.pictures import write_pictures
 from mmtempo.benchmarks.loader.rounds import as_in_training
-from mmtempo.loaders import Place, build_prefetch_dataloader, stack_collate
+from mmtempo.loaders import StreamPosition, build_prefetch_dataloader, stack_collate
 
 from .harness import Report, Timing, ratio
 from .side_effects import measure_side_effects
@@ -99,7 +99,7 @@ def resume_ours(config: dict, iteration: int) -> Resumed:
     cfg = {**config, 'collate_fn': stack_collate}  # as for mmseg's models
     loader = build_prefetch_dataloader(cfg, seed=SEED, endless=True)
     loader.start_early()  # as the loop's constructor does, and that of mmengine 0.10
-    place = Place(0, iteration, iteration * BATCH)
+    place = StreamPosition(0, iteration, iteration * BATCH)
     try:
         return _time(partial(loader.seek, place), loader.take)
     finally:

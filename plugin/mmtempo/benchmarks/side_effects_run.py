@@ -20,9 +20,9 @@ import torch
 
 from mmtempo.benchmarks.checkpoint.arms import Arm
 from mmtempo.benchmarks.checkpoint.measure import STATES
-from mmtempo.loaders import Place, build_prefetch_dataloader
+from mmtempo.loaders import StreamPosition, build_prefetch_dataloader
 from mmtempo.system.readings import MachineReadings
-from mmtempo.system.sampler import MachineWatch
+from mmtempo.system.sampler import MachineSampler
 
 WARM_UP = 10  # steps before each window
 REST = 0.5  # seconds after the work: workers have made what they prefetch
@@ -102,7 +102,7 @@ def loading(iteration: int, args: argparse.Namespace) -> Iterator[Part]:
     loader = build_prefetch_dataloader(config, seed=0, endless=True)
 
     def work() -> dict[str, float]:
-        loader.seek(Place(0, iteration, iteration * 4))
+        loader.seek(StreamPosition(0, iteration, iteration * 4))
         for _ in range(BATCHES):
             loader.take()
         return {}
@@ -116,7 +116,7 @@ def loading(iteration: int, args: argparse.Namespace) -> Iterator[Part]:
 @contextlib.contextmanager
 def watching(args: argparse.Namespace) -> Iterator[Part]:
     """Start the monitor's thread, which takes samples during the second window."""
-    watch = MachineWatch(INTERVAL, readings=MachineReadings(torch.device('cpu')))
+    watch = MachineSampler(INTERVAL, readings=MachineReadings(torch.device('cpu')))
 
     def work() -> dict[str, float]:
         watch.start()

@@ -13,7 +13,7 @@ from mmengine.hooks import EMAHook
 from mmengine.optim import OptimWrapper
 from mmengine.utils import get_git_hash
 
-from mmtempo.checkpoint.io.snapshot import Late
+from mmtempo.checkpoint.io.snapshot import Deferred
 from mmtempo.logging.bounded_history import BoundedHistory
 from mmtempo.utils.runner import optimizers_of, unwrapped, wrappers_of
 
@@ -84,7 +84,7 @@ def checkpoint_of(
 
 
 def _made(make: Callable[[], Any], waits: bool) -> Any:
-    return Late(make) if waits else make()
+    return Deferred(make) if waits else make()
 
 
 def _states_of(schedulers: Any) -> Any:
@@ -147,12 +147,12 @@ def _mark_late(checkpoint: dict) -> None:
         (checkpoint, 'optimizer'),
         (checkpoint, 'param_schedulers'),
     ):
-        if key in values and type(values[key]) is not Late:
+        if key in values and type(values[key]) is not Deferred:
             values[key] = _late(values[key])
 
 
-def _late(content: Any, is_of_host: bool = False) -> Late:
-    return Late(lambda: content, is_of_host)
+def _late(content: Any, is_of_host: bool = False) -> Deferred:
+    return Deferred(lambda: content, is_of_host)
 
 
 _texts: dict[str, str] = {}

@@ -38,16 +38,16 @@ class SnapshotFence(Hook):
         self._handles: list[Any] = []
         self._is_early = self._is_up = self._is_traced = False
 
-    def join(self, runner: Any) -> bool:
+    def install(self, runner: Any) -> bool:
         """Take the first place among the hooks; False where it has it already."""
         if self in runner.hooks:
             return False
         runner.hooks.insert(0, self)
         return True
 
-    def watch(self, runner: Any) -> None:
+    def observe(self, runner: Any) -> None:
         """From now on, nobody changes parameters unseen while it is up."""
-        self.unwatch()
+        self.ignore()
         early = [hook for hook in runner.hooks if has_user_code(hook, 'before_train_iter')]
         self._is_early = bool(early)
         for hook in early:
@@ -59,31 +59,31 @@ class SnapshotFence(Hook):
         # A step that is compiled is compiled anew where its optimizer has got other hooks.
         self._is_traced = any('train_step' in vars(layer) for layer in layers_of(runner.model))
         if self._is_traced:
-            self._hang()
+            self._attach()
 
-    def unwatch(self) -> None:
+    def ignore(self) -> None:
         self._is_up = self._is_traced = False
-        self._unhang()
+        self._detach()
         self._optimizers = []
 
-    def put_up(self) -> None:
+    def arm(self) -> None:
         """Until `fence` says that it need not be asked again."""
         self._is_up = True
         if not self._handles:
-            self._hang()
+            self._attach()
 
-    def _take_down(self) -> None:
+    def disarm(self) -> None:
         self._is_up = False
         if not self._is_traced:
-            self._unhang()
+            self._detach()
 
-    def _hang(self) -> None:
+    def _attach(self) -> None:
         hook: Any = self._before_step
         if self._is_traced:  # and where anything has changed that it has looked at
             hook = torch.compiler.disable(hook)
         self._handles = [one.register_step_pre_hook(hook) for one in self._optimizers]
 
-    def _unhang(self) -> None:
+    def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -100,7 +100,7 @@ class SnapshotFence(Hook):
     def _pass(self, *args: Any, **kwargs: Any) -> None:
         self._on_activity()
         if self._is_up and not self._fence():
-            self._take_down()
+            self.disarm()
 
     after_train_iter = before_train_epoch = after_train_epoch = _pass
     before_val = after_val = before_val_epoch = before_test_epoch = after_train = _pass

@@ -78,13 +78,13 @@ class SavingRunner:
         return getattr(self._runner, name)
 
 
-class _Books:
+class _HookState:
     """What hook and hub know about the files that are there, to be put back if a save fails.
 
     Other hooks may set the same keys of the hub meanwhile; their values stay.
     """
 
-    _all: weakref.WeakSet[_Books] = weakref.WeakSet()
+    _all: weakref.WeakSet[_HookState] = weakref.WeakSet()
 
     def __init__(self, hook: Any, hub: Any) -> None:
         self._hook, self._hub = weakref.ref(hook), hub  # it may outlive a training that failed
@@ -136,7 +136,7 @@ def _copied(value: Any) -> Any:
 class _Batch:
     """Files that are saved together."""
 
-    def __init__(self, books: _Books, waited: float) -> None:
+    def __init__(self, books: _HookState, waited: float) -> None:
         self.books, self.waited = books, waited
         self.files: list[tuple[str, dict]] = []
         self.marker: tuple[str, str] | None = None
@@ -156,7 +156,7 @@ class _Batch:
         return f'saving {names} failed: {error}', error
 
 
-class CheckpointSaving:
+class CheckpointSaver:
     """The saves of one training, one at a time.
 
     Args:
@@ -217,15 +217,15 @@ class CheckpointSaving:
         return self._writer.is_copying
 
     @contextmanager
-    def together(self) -> Iterator[_Batch]:
+    def batch(self) -> Iterator[_Batch]:
         """What is collected inside is written in that order, and stands or falls together."""
         if self._open is not None:
             yield self._open
             return
-        waited = self.finish()
+        waited = self.wait()
         start = time.perf_counter()
         self._files.take()
-        self._open = batch = _Batch(_Books(self._hook, self._runner.message_hub), waited)
+        self._open = batch = _Batch(_HookState(self._hook, self._runner.message_hub), waited)
         try:
             with charged_to('checkpoint: staging'):
                 yield batch
@@ -240,7 +240,7 @@ class CheckpointSaving:
         finally:
             self._open = None
 
-    def collect(self, out_dir: str, filename: str, *_: Any, **options: Any) -> None:
+    def add(self, out_dir: str, filename: str, *_: Any, **options: Any) -> None:
         """As `Runner.save_checkpoint`, but that the file is written with the others."""
         assert self._open is not None
         if self._writer is None:
@@ -255,7 +255,7 @@ class CheckpointSaving:
         content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
         self._open.files.append((path, content))
 
-    def settle(self, is_last: bool = False) -> None:
+    def report(self, is_last: bool = False) -> None:
         """Report a save that has ended, once."""
         if not self.has_ended:
             return
@@ -286,11 +286,11 @@ class CheckpointSaving:
             f"{message}; the next save is at its usual time (on_error='raise' would stop here)."
         )
 
-    def finish(self, is_last: bool = False) -> float:
+    def wait(self, is_last: bool = False) -> float:
         """Until what is on its way is durable, and reported; the seconds it took."""
         with charged_to('checkpoint: wait for the writer'):
             waited = 0.0 if self._writer is None else self._writer.wait()
-        self.settle(is_last)
+        self.report(is_last)
         if is_last and self._failed is not None:  # it was seen while there might have been more
             raise self._failed
         return waited

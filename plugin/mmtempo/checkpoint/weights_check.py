@@ -9,7 +9,7 @@ import torch
 from mmengine.dist import all_reduce, get_world_size
 
 from mmtempo.logging.nonfinite import NonFiniteWatch
-from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.utils.runner import unwrapped
 
 from .finite_weights import JudgedWeights, NonFiniteWeights, WeightsLook, bad_copies, shortened
@@ -35,7 +35,7 @@ class WeightsCheck:
         watch: Takes the verdicts, and ends the run or warns.
     """
 
-    def __init__(self, runner: Any, scalars: SparseScalars, watch: NonFiniteWatch) -> None:
+    def __init__(self, runner: Any, scalars: ScalarBuffer, watch: NonFiniteWatch) -> None:
         self._judged = JudgedWeights(unwrapped(runner.model))
         self._scalars, self._watch = scalars, watch
         self._look: tuple[int, WeightsLook] | None = None

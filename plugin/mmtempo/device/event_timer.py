@@ -62,7 +62,7 @@ class _Iteration(NamedTuple):
         return seconds
 
 
-class DeviceClock:
+class EventTimer:
     """Charges the device's time to the parts of an iteration; the host waits for none of it.
 
     ::
@@ -92,7 +92,7 @@ class DeviceClock:
         self._done: deque[tuple[int, dict[str, float]]] = deque(maxlen=MOST_DONE)
 
     @classmethod
-    def of(cls, device: torch.device, every: int = 1, most: int = 64) -> DeviceClock | None:
+    def of(cls, device: torch.device, every: int = 1, most: int = 64) -> EventTimer | None:
         """None where the device cannot tell its time.
 
         Args:

@@ -54,7 +54,7 @@ class Wait:
     where: str
 
 
-class WaitCensus:
+class SyncCensus:
     """Context manager that counts waits on this thread.
 
     Example::
@@ -78,7 +78,7 @@ class WaitCensus:
         self._warnings = warnings.catch_warnings(record=True)
         self._caught: Any = None
 
-    def __enter__(self) -> WaitCensus:
+    def __enter__(self) -> SyncCensus:
         if self._reports:
             self._caught = self._warnings.__enter__()
             warnings.simplefilter('always')
@@ -147,7 +147,7 @@ def _where() -> str:
 class _Operators(TorchDispatchMode):
     """What is seen at the operators: results that are Python numbers, or shapes from values."""
 
-    def __init__(self, census: WaitCensus) -> None:
+    def __init__(self, census: SyncCensus) -> None:
         super().__init__()
         self.census = census
 
@@ -180,7 +180,7 @@ class _Operators(TorchDispatchMode):
 class _Calls(TorchFunctionMode):
     """What is seen only where it is called: copies, and indices made from lists."""
 
-    def __init__(self, census: WaitCensus) -> None:
+    def __init__(self, census: SyncCensus) -> None:
         super().__init__()
         self.census = census
 

@@ -26,7 +26,7 @@ from mmtempo.logging.log_points import writes_line
 from mmtempo.monitor.training_monitor import end_monitored
 from mmtempo.policies.drop_in import optim_wrapper_class, stock, zero_wait
 
-from .sync_census import Wait, WaitCensus
+from .sync_census import SyncCensus, Wait
 
 
 @dataclass
@@ -115,13 +115,13 @@ class _Open(Hook):
         self.first, self.count = first, count
         self.seen = 0
         self.waits: dict[Wait, int] = {}
-        self.census: WaitCensus | None = None
+        self.census: SyncCensus | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         # After the last one everything is read, and the weights are looked at.
         is_last = runner.iter + 1 == runner.max_iters
         if runner.iter >= self.first and not is_last and not _logs(runner, batch_idx):
-            self.census = WaitCensus()
+            self.census = SyncCensus()
             self.census.__enter__()
             self.census.lies_on_host(data_batch)
 

@@ -14,7 +14,7 @@ from mmtempo.checkpoint import directory as folder
 from mmtempo.checkpoint.downloads import register_safe_downloads
 from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
 from mmtempo.checkpoint.resume import MARKER
-from mmtempo.checkpoint.saver import CheckpointSaving, SavingRunner
+from mmtempo.checkpoint.saver import CheckpointSaver, SavingRunner
 from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs
 from mmtempo.checkpoint.weights_check import WeightsCheck
 from mmtempo.evaluation.owed_evaluation import is_owed
@@ -112,7 +112,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self.writer_timeout = writer_timeout
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
-        self._saving: CheckpointSaving | None = None  # None where stock saves
+        self._saving: CheckpointSaver | None = None  # None where stock saves
         self._waits = False  # for each save: hooks of users may read its file
         self._lock: FolderLock | None = None  # from `before_run` to `after_run` of a training
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
@@ -139,7 +139,7 @@ class AsyncCheckpointHook(CheckpointHook):
             self._lock = folder.lock(runner, self, self._asked_dir)
         register_safe_downloads()
         # Called twice: the fence takes a place before this hook while they are gone through.
-        if self._fence.join(runner) and isinstance(runner, Runner):  # others may save folders
+        if self._fence.install(runner) and isinstance(runner, Runner):  # others may save folders
             folder.repair_marker(runner, folder.resolved(runner, self._asked_dir))
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
@@ -173,10 +173,10 @@ class AsyncCheckpointHook(CheckpointHook):
                 'waits until each file is durable.'
             )
         # Here in the main thread: it starts the writer process.
-        self._saving = CheckpointSaving(
-            self, runner, self._fence.put_up, not others, self.writer_timeout
+        self._saving = CheckpointSaver(
+            self, runner, self._fence.arm, not others, self.writer_timeout
         )
-        self._fence.watch(runner)
+        self._fence.observe(runner)
         if self._is_first_for_signals(runner):
             self._stop.begin(runner)
         if is_owed(runner) and not getattr(runner.train_loop, 'repeats_evaluations', False):
@@ -196,14 +196,14 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is not None:
             # A failure of the last save is told where it counts: at the end.
             if self._saving.has_ended and not self.is_last_train_iter(runner):
-                self._saving.settle()
+                self._saving.report()
             self._stop.after_iteration(runner, batch_idx)
 
     def after_train_epoch(self, runner: Any) -> None:
         super().after_train_epoch(runner)
         if self._saving is not None:
             if not self.is_last_train_epoch(runner):
-                self._saving.settle()
+                self._saving.report()
             self._stop.after_epoch(runner)
 
     def before_val_epoch(self, runner: Any) -> None:
@@ -215,9 +215,9 @@ class AsyncCheckpointHook(CheckpointHook):
     def after_train(self, runner: Any) -> None:
         saving = self._saving
         if saving is not None:
-            self._fence.unwatch()
+            self._fence.ignore()
             try:
-                saving.finish(is_last=True)  # a signal waits for it as well
+                saving.wait(is_last=True)  # a signal waits for it as well
             finally:
                 saving.close()
                 self._saving = None
@@ -267,7 +267,7 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is None:
             super()._save_checkpoint_with_step(runner, step, meta)
             return
-        with self._saving.together():
+        with self._saving.batch():
             if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
                 if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
                     oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
@@ -280,11 +280,11 @@ class AsyncCheckpointHook(CheckpointHook):
 
     def _save_as(self, runner: Any, name: str, meta: dict) -> None:
         assert self._saving is not None
-        with self._saving.together() as batch:
+        with self._saving.batch() as batch:
             self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
             runner.message_hub.update_info('last_ckpt', self.last_ckpt)
             self._last_saved = (self.last_ckpt, meta['epoch'], meta['iter'])
-            self._saving.collect(
+            self._saving.add(
                 self.out_dir,
                 name,
                 save_optimizer=self.save_optimizer,
@@ -299,8 +299,8 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is None or not self.save_best:
             super()._save_best_checkpoint(runner, metrics)
             return
-        with self._saving.together():
-            super()._save_best_checkpoint(SavingRunner(runner, self._saving.collect), metrics)
+        with self._saving.batch():
+            super()._save_best_checkpoint(SavingRunner(runner, self._saving.add), metrics)
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
@@ -327,7 +327,7 @@ class AsyncCheckpointHook(CheckpointHook):
             anew: Also where it is saved already. Defaults to False.
         """
         assert self._saving is not None
-        self._saving.finish()
+        self._saving.wait()
         meta = dict(epoch=epoch, iter=iteration)
         is_within_epoch, start = True, 0
         if counts_epochs(runner):
@@ -344,4 +344,4 @@ class AsyncCheckpointHook(CheckpointHook):
             step = epoch if self.by_epoch else iteration
             if anew or self._last_saved != (self.last_ckpt, epoch, meta['iter']):
                 self._save_checkpoint_with_step(runner, step, meta)
-        self._saving.finish(is_last=True)
+        self._saving.wait(is_last=True)

@@ -9,11 +9,11 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmtempo.loaders import Place
+from mmtempo.loaders import StreamPosition
 from mmtempo.loops import PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop
 from mmtempo.loops.training_batches import PLACE
 from mmtempo.progressive.live_transforms import LiveTransforms
-from mmtempo.progressive.lr_factor import IterationRate
+from mmtempo.progressive.lr_factor import LRFactor
 from mmtempo.progressive.stages import Stage, parse_stages
 from mmtempo.utils.runner import unwrapped
 
@@ -70,12 +70,12 @@ class ProgressiveTrainingHook(Hook):
 
     def __init__(self, stages: Sequence[dict] = ()) -> None:
         self.stages = parse_stages(stages)
-        self._rate = IterationRate()
+        self._rate = LRFactor()
         self._transforms: Any = None
         self._configured: int | None = None  # batch size that the learning rate is for
 
     def before_train(self, runner: Any) -> None:
-        self._rate = IterationRate()
+        self._rate = LRFactor()
         if not self.stages:
             return
         loop, loader = runner.train_loop, runner.train_dataloader
@@ -147,7 +147,7 @@ def _pad_to(runner: Any, size: tuple[int, int] | None) -> list[str]:
     return [f'data_preprocessor.size {tuple(before)} -> {size}']
 
 
-def _place(runner: Any, loader: Any, done: int) -> Place:
+def _place(runner: Any, loader: Any, done: int) -> StreamPosition:
     """Behind what the training was given.
 
     As the checkpoint has it, if it was resumed: the loop has gone there already, but with the
@@ -156,4 +156,4 @@ def _place(runner: Any, loader: Any, done: int) -> Place:
     noted = dict(runner.message_hub.runtime_info.get(PLACE) or {})
     noted.pop('per_iteration', None)
     seen = noted.pop('iter', None), noted.pop('seed', None)
-    return Place(**noted) if seen[0] == done else loader.place
+    return StreamPosition(**noted) if seen[0] == done else loader.place

@@ -19,7 +19,7 @@ from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_file import LogFile
 from mmtempo.logging.log_points import ALONG, writes_line
 from mmtempo.logging.progress_bar import ProgressBar
-from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.utils.write_guard import WriteGuard
 
 
@@ -94,7 +94,7 @@ class SparseLoggerHook(LoggerHook):
         self._remaining.tick(time.perf_counter())
         if self._bar is not None:
             self._bar.advance(runner.iter + 1, lambda: self._seconds_left(runner))
-        scalars = SparseScalars.of(runner.message_hub)
+        scalars = ScalarBuffer.of(runner.message_hub)
         if scalars is None or not writes_line(self, runner, batch_idx):
             view = _View(runner, self._guarded(runner))
             super().after_train_iter(view, batch_idx, data_batch, outputs)
@@ -224,7 +224,7 @@ class _View:
 class _Moment(_View):
     """The runner as it was at a log point, for what is written later."""
 
-    def __init__(self, runner: Any, scalars: SparseScalars, visualizer: GuardedScalars) -> None:
+    def __init__(self, runner: Any, scalars: ScalarBuffer, visualizer: GuardedScalars) -> None:
         super().__init__(runner, visualizer)
         self.scalars, self.window = scalars, scalars.send()
         self.iter, self.epoch = runner.iter, runner.epoch

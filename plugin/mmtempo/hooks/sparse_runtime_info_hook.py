@@ -13,12 +13,12 @@ from mmengine.registry import HOOKS
 
 from mmtempo.checkpoint.content import leaves_late, leaves_late_parts
 from mmtempo.checkpoint.downloads import register_safe_downloads
-from mmtempo.checkpoint.io.snapshot import Late
+from mmtempo.checkpoint.io.snapshot import Deferred
 from mmtempo.checkpoint.signals import is_training
 from mmtempo.checkpoint.weights_check import WeightsCheck, await_saves, is_copied_now, saves_copies
 from mmtempo.logging.bounded_history import BoundedHistory
 from mmtempo.logging.nonfinite import NonFiniteWatch
-from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_buffer import ScalarBuffer
 
 TOTALS = 'mmtempo_totals'
 RUNNING = ('mean', 'min', 'max', 'current')
@@ -105,7 +105,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         watch = NonFiniteWatch(
             self.on_nonfinite, runner.logger.warning, lambda: _advice(hub, of_run())
         )
-        self._scalars = SparseScalars(hub, watch, lambda key: _length(of_run(), least, key))
+        self._scalars = ScalarBuffer(hub, watch, lambda key: _length(of_run(), least, key))
         self._looked_at = -1
         self._scalars.bound()
         for key, totals in (hub.pop_info(TOTALS) or {}).items():
@@ -169,7 +169,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         totals = _totals_of(runner.message_hub.log_scalars, hub['log_scalars'])
         # Values on their way from the device are waited for by the writer's thread.
         is_late = is_copied and leaves_late(runner)
-        hub['runtime_info'][TOTALS] = Late(totals, is_of_host=True) if is_late else totals()
+        hub['runtime_info'][TOTALS] = Deferred(totals, is_of_host=True) if is_late else totals()
 
     def _before_save(self, runner: Any) -> None:
         """Judge the weights, unless all who save judge their copies."""

@@ -11,7 +11,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from mmtempo.logging.log_points import writes_line
-from mmtempo.logging.scalar_buffer import SparseScalars
+from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.monitor.options import MonitorOptions
 from mmtempo.monitor.profile_window import modules_of
 from mmtempo.monitor.training_monitor import TrainingMonitor
@@ -82,7 +82,7 @@ class ThroughputMonitorHook(IterTimerHook):
         self._moments: list[float] = []
         self._is_complete = False
         self._loggers: list[LoggerHook] = []
-        self._scalars: SparseScalars | None = None
+        self._scalars: ScalarBuffer | None = None
         self._is_known = self._is_ordered = False  # the keys to the scalars, and to the hub
 
     def check_model(self, model: nn.Module) -> None:
@@ -94,7 +94,7 @@ class ThroughputMonitorHook(IterTimerHook):
         super().before_train(runner)
         self._timed_at, self._moments = time.perf_counter(), []
         self._loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
-        self._scalars, self._is_known = SparseScalars.of(runner.message_hub), False
+        self._scalars, self._is_known = ScalarBuffer.of(runner.message_hub), False
         self._is_ordered = False
         self._finish(runner)  # of a training that has failed, begun again by hand
         try:

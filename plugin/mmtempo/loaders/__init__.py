@@ -6,13 +6,15 @@ from mmtempo.datasets.samplers.class_balanced_sampler import ClassBalancedSample
 from mmtempo.datasets.samplers.pk_sampler import PKSampler
 from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
 
-from .batch_stream import Place
+from .batch_stream import StreamPosition
 from .build import build_prefetch_dataloader
 from .collate.pad_collate import pad_collate
 from .collate.sample_batch import SampleBatch
 from .collate.stack_collate import stack_collate
 from .errors import LoaderError
 from .prefetch_dataloader import PrefetchDataLoader
+
+Place = StreamPosition  # the former name
 
 __all__ = [
     'CachedDataset',
@@ -24,6 +26,7 @@ __all__ = [
     'ResumableInfiniteSampler',
     'SampleBatch',
     'SharedSampleCache',
+    'StreamPosition',
     'build_prefetch_dataloader',
     'pad_collate',
     'stack_collate',

@@ -11,7 +11,7 @@ from typing import Any
 from mmtempo.utils.threads import HelperThread
 
 
-class Background:
+class BackgroundIterator:
     """Takes from an iterator in a thread, a few items ahead of who asks for them.
 
     ::

@@ -12,15 +12,15 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from mmtempo.datasets.samplers.epoch_sampler import EpochSampler
 from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
-from mmtempo.utils.rng import OwnRandomness
+from mmtempo.utils.rng import IsolatedRNG
 
-from .shared_slabs import Loan
+from .shared_slabs import SlabLease
 
 # They draw from generators of their own, if at all.
 PURE = (DefaultSampler, EpochSampler, ResumableInfiniteSampler, SequentialSampler)
 
 
-class Ticket(NamedTuple):
+class SampleRequest(NamedTuple):
     """One sample to be made.
 
     Attributes:
@@ -31,11 +31,11 @@ class Ticket(NamedTuple):
 
     sample: int
     key: tuple[int, int, int]
-    loan: Loan | None = None
+    loan: SlabLease | None = None
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """How far a stream has been delivered; all a checkpoint needs to know.
 
     Attributes:
@@ -77,7 +77,9 @@ class BatchStream:
         # Other batch samplers may use the samples in another order, or leave some out.
         self._is_plain = type(batch_sampler) is BatchSampler
 
-    def from_place(self, place: Place, endless: bool) -> Iterator[tuple[list[Ticket], Place]]:
+    def from_place(
+        self, place: StreamPosition, endless: bool
+    ) -> Iterator[tuple[list[SampleRequest], StreamPosition]]:
         """Batches, each with the place behind it.
 
         Args:
@@ -93,9 +95,9 @@ class BatchStream:
             if behind is None and place.batches == 0:
                 raise ValueError('the sampler gives no batches; see batch_size and drop_last')
             # None: all of it had been delivered when this began.
-            place = behind or Place(place.epoch + 1, processes=self._processes)
+            place = behind or StreamPosition(place.epoch + 1, processes=self._processes)
 
-    def _epoch(self, place: Place) -> Iterator[tuple[list[Ticket], Place]]:
+    def _epoch(self, place: StreamPosition) -> Iterator[tuple[list[SampleRequest], StreamPosition]]:
         for sampler in (self._sampler, self._batch_sampler):
             if hasattr(sampler, 'set_epoch'):
                 sampler.set_epoch(place.epoch)
@@ -106,15 +108,15 @@ class BatchStream:
             tickets = []
             for index in indices:
                 position = done * self._processes + self._rank
-                tickets.append(Ticket(index, (self._seed, place.epoch, position)))
+                tickets.append(SampleRequest(index, (self._seed, place.epoch, position)))
                 done += 1
             number += 1
-            behind = Place(place.epoch, number, done * self._processes, self._processes)
+            behind = StreamPosition(place.epoch, number, done * self._processes, self._processes)
             if following is None:
-                behind = Place(place.epoch + 1, processes=self._processes)
+                behind = StreamPosition(place.epoch + 1, processes=self._processes)
             yield tickets, behind
 
-    def settled(self, place: Place) -> Place:
+    def settled(self, place: StreamPosition) -> StreamPosition:
         """The same place, but at the next epoch's start where nothing of this one is left."""
         if not self._is_plain or isinstance(self._sampler, ResumableInfiniteSampler):
             return place
@@ -122,13 +124,13 @@ class BatchStream:
         is_over = left < (self._batch_sampler.batch_size if self._batch_sampler.drop_last else 1)
         if not place.samples or not is_over:
             return place
-        return Place(place.epoch + 1, processes=self._processes)
+        return StreamPosition(place.epoch + 1, processes=self._processes)
 
-    def _done(self, place: Place) -> int:
+    def _done(self, place: StreamPosition) -> int:
         """Samples of this process that are behind the place."""
         return -(-place.samples // self._processes)
 
-    def _batches(self, place: Place) -> tuple[int, int, Iterator[list[int]]]:
+    def _batches(self, place: StreamPosition) -> tuple[int, int, Iterator[list[int]]]:
         """Samples and batches of this process behind the place, and the batches that follow."""
         done = self._done(place)
         if self._is_plain:
@@ -142,12 +144,12 @@ class BatchStream:
         skipped = place.batches * place.processes // self._processes
         return done, skipped, self._drawn(self._batch_sampler, place, skipped)
 
-    def _drawn(self, sampler: Any, place: Place, skipped: int) -> Iterator[Any]:
+    def _drawn(self, sampler: Any, place: StreamPosition, skipped: int) -> Iterator[Any]:
         """What the sampler gives in the place's epoch, as a function of (seed, epoch)."""
         if isinstance(sampler, PURE):
             yield from itertools.islice(iter(sampler), skipped, None)
             return
-        apart = OwnRandomness(self._seed, place.epoch)
+        apart = IsolatedRNG(self._seed, place.epoch)
         with apart:
             drawn = itertools.islice(iter(sampler), skipped, None)
         while True:

@@ -37,7 +37,7 @@ from mmtempo.utils.rng import seeded
 from .planner import check_sample_bytes, count_segments, plan_loader
 from .prefetch_dataloader import PrefetchDataLoader
 from .shared_metadata import share_metadata
-from .shared_slabs import Slabs
+from .shared_slabs import SlabPool
 from .worker import WorkerStart
 
 TIMEOUT = 600.0
@@ -110,7 +110,7 @@ def build_prefetch_dataloader(
     sample = _first_sample(dataset, seed) if cfg.get('num_workers', 'auto') else None
     sample_bytes = None if sample is None else check_sample_bytes(sample)
     limits, segments = _limits_left(), 1
-    if sample_bytes and Slabs.work_here():
+    if sample_bytes and SlabPool.work_here():
         limits = replace(limits, shared_memory=None)  # slabs lie elsewhere
     else:
         segments = _segments(collate_fn, sample, batch_size)
@@ -158,7 +158,7 @@ def stack_data_samples(data_batch: Sequence[Any]) -> Any:
     return pseudo_collate(data_batch)
 
 
-class Sliced(Dataset):
+class FirstSamples(Dataset):
     """The first samples of a data set, which it is like in everything else.
 
     Args:
@@ -207,7 +207,7 @@ def _build_dataset(cfg: dict, name: str, processes: int) -> Any:
     batches = cfg.pop('num_batch_per_epoch', None)
     if batches is None:
         return dataset
-    return Sliced(dataset, batches * cfg['batch_size'] * processes)
+    return FirstSamples(dataset, batches * cfg['batch_size'] * processes)
 
 
 def _build_sampler(cfg: dict, dataset: Any, seed: int | None) -> Any:

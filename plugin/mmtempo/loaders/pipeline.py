@@ -11,11 +11,11 @@ from typing import Any
 
 from mmtempo.system.limits import oom_kills
 
-from .background_iterator import Background
-from .batch_stream import Place, Ticket
+from .background_iterator import BackgroundIterator
+from .batch_stream import SampleRequest, StreamPosition
 from .errors import LoaderError
-from .shared_slabs import Loan, Packed, Pinned, Slabs
-from .worker import Board, Origin
+from .shared_slabs import Packed, Pinned, SlabLease, SlabPool
+from .worker import WorkerStatus, WorkerTiming
 from .worker_errors import why_os_error, why_worker_died
 from .worker_pool import WorkerPool
 
@@ -31,7 +31,7 @@ NAMES = ('img_path', 'token', 'img_id', 'seg_map_path')
 
 
 @dataclass
-class Waiting:
+class WaitStats:
     """What the training has waited for its batches.
 
     Attributes:
@@ -46,7 +46,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class BatchInfo:
     """How the training came by a batch.
 
     Attributes:
@@ -57,7 +57,7 @@ class Delivery:
 
     samples: list[int]
     waited: float
-    origin: Origin | None
+    origin: WorkerTiming | None
 
 
 class Pipeline:
@@ -79,22 +79,22 @@ class Pipeline:
 
     def __init__(
         self,
-        stream: Iterator[tuple[list[Ticket], Place]],
+        stream: Iterator[tuple[list[SampleRequest], StreamPosition]],
         pool: WorkerPool,
-        board: Board,
+        board: WorkerStatus,
         dataset: Any,
         timeout: float,
         name: str,
-        waiting: Waiting,
-        slabs: Slabs | None = None,
+        waiting: WaitStats,
+        slabs: SlabPool | None = None,
     ) -> None:
         self._stream, self._pool, self._board = stream, pool, board
         self._dataset, self._timeout, self._name = dataset, timeout, name
         self._waiting, self._slabs = waiting, slabs
-        self._on_their_way: collections.deque[list[Ticket]] = collections.deque()
-        self._places: collections.deque[Place] = collections.deque()
-        self._deliveries: collections.deque[Delivery] = collections.deque()
-        self._origin: Origin | None = None
+        self._on_their_way: collections.deque[list[SampleRequest]] = collections.deque()
+        self._places: collections.deque[StreamPosition] = collections.deque()
+        self._deliveries: collections.deque[BatchInfo] = collections.deque()
+        self._origin: WorkerTiming | None = None
         self._ended = False
         self._ooms = oom_kills()
         self._ahead = pool.ahead
@@ -107,7 +107,7 @@ class Pipeline:
 
     def ready(self) -> bool:
         """Whether the next batch is there."""
-        return isinstance(self._source, Background) and self._source.ready()
+        return isinstance(self._source, BackgroundIterator) and self._source.ready()
 
     def __next__(self) -> Any:
         self._give()
@@ -125,13 +125,13 @@ class Pipeline:
             self._waiting.seconds += waited
         tickets = self._on_their_way.popleft()
         samples = [ticket.sample for ticket in tickets]
-        self._deliveries.append(Delivery(samples, waited, self._origin))
+        self._deliveries.append(BatchInfo(samples, waited, self._origin))
         loan = _loan_of(tickets)
         if self._slabs is not None and loan is not None:
             self._slabs.done(loan)
         return batch
 
-    def delivered(self) -> tuple[Place, Delivery]:
+    def delivered(self) -> tuple[StreamPosition, BatchInfo]:
         """The place behind the batch that the training has been given now, and how that came."""
         return self._places.popleft(), self._deliveries.popleft()
 
@@ -159,7 +159,7 @@ class Pipeline:
 
     def _take(self) -> Any:
         try:
-            if isinstance(self._source, Background):
+            if isinstance(self._source, BackgroundIterator):
                 batch, self._origin = self._take_from(self._source), None
                 if not isinstance(batch, (Packed, Pinned)):
                     return batch
@@ -180,7 +180,7 @@ class Pipeline:
                 codes = self._pool.exit_codes(SETTLED if isinstance(error, LOST) else 0)
             raise LoaderError(self._why_dead(codes) if codes else self._why(error)) from error
 
-    def _take_from(self, source: Background) -> Any:
+    def _take_from(self, source: BackgroundIterator) -> Any:
         start = time.monotonic()
         while True:
             try:
@@ -243,5 +243,5 @@ class Pipeline:
         return f'sample {index} ({names[0]})' if names else f'sample {index}'
 
 
-def _loan_of(tickets: list[Ticket]) -> Loan | None:
+def _loan_of(tickets: list[SampleRequest]) -> SlabLease | None:
     return tickets[0].loan if tickets else None

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from .batch_stream import BatchStream, Place
-from .pipeline import Delivery, Pipeline, Waiting
+from .batch_stream import BatchStream, StreamPosition
+from .pipeline import BatchInfo, Pipeline, WaitStats
 from .planner import LoaderPlan
-from .shared_slabs import Slabs
-from .worker import Board, InSlab, SeededDataset, WorkerStart
-from .worker_pool import Feed, WorkerPool
+from .shared_slabs import SlabPool
+from .worker import SeededDataset, SlabCollate, WorkerStart, WorkerStatus
+from .worker_pool import RequestSampler, WorkerPool
 
 Stage = Callable[[Iterator], Iterator]
 LAST = 64  # batches of which it is kept how they came
@@ -97,12 +97,12 @@ class PrefetchDataLoader(DataLoader):
         self.multiprocessing_context = context if plan.num_workers else None
         self.generator, self.pin_memory_device = None, ''
         self.seed, self.rank, self.processes = seed, rank, processes
-        self.place = Place(processes=processes)
-        self.waiting = Waiting()
-        self.deliveries: collections.deque[Delivery] = collections.deque(maxlen=LAST)
+        self.place = StreamPosition(processes=processes)
+        self.waiting = WaitStats()
+        self.deliveries: collections.deque[BatchInfo] = collections.deque(maxlen=LAST)
         self.endless, self.is_closed = endless, False
         self._stage: Stage | None = None
-        self._board = Board(plan.num_workers)
+        self._board = WorkerStatus(plan.num_workers)
         arguments: dict[str, Any] = dict(
             collate_fn=collate_fn,
             pin_memory=plan.pin_memory,
@@ -117,10 +117,10 @@ class PrefetchDataLoader(DataLoader):
                 multiprocessing_context=context,
             )
         seeded = SeededDataset(dataset, self._board)
-        self._slabs: Slabs | None = None
-        if plan.num_workers and batch_bytes and Slabs.work_here():
-            self._slabs = Slabs(batch_bytes)
-            arguments['collate_fn'] = InSlab(collate_fn or default_collate, seeded)
+        self._slabs: SlabPool | None = None
+        if plan.num_workers and batch_bytes and SlabPool.work_here():
+            self._slabs = SlabPool(batch_bytes)
+            arguments['collate_fn'] = SlabCollate(collate_fn or default_collate, seeded)
         self._pool = WorkerPool(
             functools.partial(_torch_loader, seeded, arguments), self._board.is_busy
         )
@@ -142,7 +142,7 @@ class PrefetchDataLoader(DataLoader):
         self._end = Finalize(self, self._pool.close, exitpriority=100)
 
     @property
-    def delivery(self) -> Delivery | None:
+    def delivery(self) -> BatchInfo | None:
         """How the last batch came; None before there was one."""
         return self.deliveries[-1] if self.deliveries else None
 
@@ -160,12 +160,12 @@ class PrefetchDataLoader(DataLoader):
         script has set it by `set_epoch`.
         """
         epoch = self.place.epoch
-        if not self.endless or self.place == Place(processes=self.processes):
+        if not self.endless or self.place == StreamPosition(processes=self.processes):
             epoch = getattr(self.sampler, 'epoch', 0)
         elif self.place.batches == 0 and self.deliveries:
             epoch -= 1  # it has ended, and no batch of the next one was taken
         loader = self._stream_apart()
-        loader.seek(Place(epoch, processes=self.processes), self.seed)
+        loader.seek(StreamPosition(epoch, processes=self.processes), self.seed)
         try:
             while True:
                 try:
@@ -182,7 +182,7 @@ class PrefetchDataLoader(DataLoader):
 
     def batches(self) -> Iterator[Any]:
         """Iterate over all batches from the start, with the loader's own workers; moves `place`."""
-        self.seek(Place(processes=self.processes))
+        self.seek(StreamPosition(processes=self.processes))
         while True:
             try:
                 batch = self.take()
@@ -222,7 +222,7 @@ class PrefetchDataLoader(DataLoader):
         self._has_delivered = True
         return batch
 
-    def seek(self, place: Place, seed: int | None = None) -> None:
+    def seek(self, place: StreamPosition, seed: int | None = None) -> None:
         """Go on behind a place; what is on its way is thrown away.
 
         Args:
@@ -336,5 +336,7 @@ class _Loader(DataLoader):
         """The plan has said it already."""
 
 
-def _torch_loader(dataset: SeededDataset, arguments: dict[str, Any], feed: Feed) -> DataLoader:
+def _torch_loader(
+    dataset: SeededDataset, arguments: dict[str, Any], feed: RequestSampler
+) -> DataLoader:
     return _Loader(dataset, batch_sampler=feed, **arguments)

@@ -26,13 +26,13 @@ import torch
 ALIGNMENT = 64
 LEAST = 1 << 16  # bytes, for batches of many small tensors
 SPARE = 1.25  # batches differ
-_all: weakref.WeakValueDictionary[int, Slabs] = weakref.WeakValueDictionary()
+_all: weakref.WeakValueDictionary[int, SlabPool] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _writer: _Writer | None = None  # of this process, while it makes a batch
 _mapped: dict[int, mmap.mmap] = {}  # of this process, a worker
 
 
-class Loan(NamedTuple):
+class SlabLease(NamedTuple):
     """A slab for one batch, as a worker is told of it."""
 
     owner: int
@@ -42,7 +42,7 @@ class Loan(NamedTuple):
     oldest: int  # of those that are still in use
 
 
-class Slabs:
+class SlabPool:
     """The training's side: lends slabs to batches, and has them back when nobody reads them.
 
     Args:
@@ -63,7 +63,7 @@ class Slabs:
         """Whether memory without a name can be reached by another process."""
         return hasattr(os, 'memfd_create') and os.path.exists('/proc/self/fd')
 
-    def lend(self) -> Loan:
+    def lend(self) -> SlabLease:
         """A slab that nobody reads or writes."""
         number = self._take_free()
         if number is None:
@@ -72,16 +72,16 @@ class Slabs:
             os.ftruncate(file, self._size)
             self._files[number], self._maps[number] = file, mmap.mmap(file, self._size)
         path = f'/proc/{os.getpid()}/fd/{self._files[number]}'
-        return Loan(self._id, number, path, len(self._maps[number]), min(self._maps))
+        return SlabLease(self._id, number, path, len(self._maps[number]), min(self._maps))
 
-    def done(self, loan: Loan) -> None:
+    def done(self, loan: SlabLease) -> None:
         """The batch has come; where it did not use its slab, that is free again."""
         if loan.number in self._opened:
             self._opened.discard(loan.number)
         else:
             self._free.append(loan.number)
 
-    def forget(self, loan: Loan) -> None:
+    def forget(self, loan: SlabLease) -> None:
         """Nobody knows whether a worker still writes to it."""
         if loan.number in self._maps:
             self._close(loan.number)
@@ -127,7 +127,7 @@ class Packed:
         origin: What whoever made it has to say of that.
     """
 
-    def __init__(self, loan: Loan, content: bytes, needed: int) -> None:
+    def __init__(self, loan: SlabLease, content: bytes, needed: int) -> None:
         self.loan, self.content, self.needed = loan, content, needed
         self.origin: Any = None
 
@@ -155,7 +155,7 @@ class Pinned:
 class _Writer:
     """A worker's side: gives out the slab's memory, for one batch."""
 
-    def __init__(self, loan: Loan) -> None:
+    def __init__(self, loan: SlabLease) -> None:
         self._memory = _map(loan)
         self._start = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
         self._outside: set[int] = set()
@@ -185,7 +185,7 @@ class _Writer:
         return 0 <= tensor.data_ptr() - self._start < len(self._memory)
 
 
-def pack(loan: Loan, make: Callable[[list], Any], samples: list) -> Any:
+def pack(loan: SlabLease, make: Callable[[list], Any], samples: list) -> Any:
     """Make a batch of samples, in a slab, in a worker; as it is, where slabs are out of reach."""
     global _writer
     try:
@@ -258,7 +258,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _map(loan: Loan) -> mmap.mmap:
+def _map(loan: SlabLease) -> mmap.mmap:
     memory = _mapped.get(loan.number)
     if memory is None:
         file = os.open(loan.path, os.O_RDWR)

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset, get_worker_info
 from mmtempo.utils.rng import generator_states, seed_generators, set_generator_states
 from mmtempo.utils.threads import HelperThread
 
-from .batch_stream import Ticket
-from .shared_slabs import Loan, Packed, pack
+from .batch_stream import SampleRequest
+from .shared_slabs import Packed, SlabLease, pack
 
 IDLE, BUSY = range(2)
 STATE, INDEX, SINCE, PROCESS, FAILED = range(5)
@@ -47,7 +47,7 @@ class Doing:
     seconds: float
 
 
-class Board:
+class WorkerStatus:
     """Where workers write what they are at; still legible when they are dead.
 
     Args:
@@ -107,7 +107,7 @@ class Board:
         return [index for index in self._rows[:, FAILED].tolist() if index != NONE]
 
 
-class Origin(NamedTuple):
+class WorkerTiming(NamedTuple):
     """Who has made a batch, and what took long.
 
     Attributes:
@@ -123,7 +123,7 @@ class Origin(NamedTuple):
     slowest_seconds: float
 
 
-class InSlab:
+class SlabCollate:
     """A collate function whose batches lie in the slab that their first ticket has brought.
 
     Args:
@@ -152,16 +152,16 @@ class SeededDataset(Dataset):
         board: Where is written which sample is being made.
     """
 
-    def __init__(self, dataset: Any, board: Board) -> None:
+    def __init__(self, dataset: Any, board: WorkerStatus) -> None:
         self.dataset = dataset
         self._board = board
-        self.loan: Loan | None = None
+        self.loan: SlabLease | None = None
         self._took: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, tickets: Sequence[Ticket]) -> list[Any]:
+    def __getitems__(self, tickets: Sequence[SampleRequest]) -> list[Any]:
         """Those of a batch."""
         if get_worker_info() is not None:
             return [self[ticket] for ticket in tickets]
@@ -173,7 +173,7 @@ class SeededDataset(Dataset):
         finally:
             set_generator_states(states)
 
-    def __getitem__(self, ticket: Ticket) -> Any:
+    def __getitem__(self, ticket: SampleRequest) -> Any:
         worker = get_worker_info()
         number = 0 if worker is None else worker.id
         self._board.begin(number, ticket.sample)
@@ -191,14 +191,14 @@ class SeededDataset(Dataset):
             self._took.append((time.perf_counter() - start, ticket.sample))
         return sample
 
-    def origin(self) -> Origin | None:
+    def origin(self) -> WorkerTiming | None:
         """Of the samples since the last time it was asked; in a worker."""
         took, self._took = self._took, []
         worker = get_worker_info()
         if worker is None or not took:
             return None
         seconds, slowest = max(took)
-        return Origin(worker.id, sum(one for one, _ in took), slowest, seconds)
+        return WorkerTiming(worker.id, sum(one for one, _ in took), slowest, seconds)
 
 
 class WorkerStart:

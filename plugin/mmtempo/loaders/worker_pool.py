@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from .background_iterator import Background
-from .batch_stream import Ticket
+from .background_iterator import BackgroundIterator
+from .batch_stream import SampleRequest
 from .worker import one_thread_each
 
 # Batches in the training's own process, beside those that each worker has ahead.
@@ -24,7 +24,7 @@ AHEAD = 2
 PATIENCE = 2.0
 
 
-class Feed:
+class RequestSampler:
     """A batch sampler over what it is given; None ends it. Without any batch until `open`."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Feed:
 
     def renew(self) -> None:
         """Begin again, with nothing given yet."""
-        self.batches: queue.SimpleQueue[list[Ticket] | None] = queue.SimpleQueue()
+        self.batches: queue.SimpleQueue[list[SampleRequest] | None] = queue.SimpleQueue()
         self._is_open = False
 
     def open(self) -> None:
@@ -59,14 +59,16 @@ class WorkerPool:
         is_busy: Whether a worker is at a sample.
     """
 
-    def __init__(self, make: Callable[[Feed], DataLoader], is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self, make: Callable[[RequestSampler], DataLoader], is_busy: Callable[[], bool]
+    ) -> None:
         self._make, self._is_busy = make, is_busy
-        self._feed = Feed()
+        self._feed = RequestSampler()
         self._loader: DataLoader | None = None
-        self._background: Background | None = None
+        self._background: BackgroundIterator | None = None
         self._processes: list[Any] = []
         self._iterator: weakref.ref[Any] | None = None  # torch's, which the thread holds
-        self._early: tuple[queue.SimpleQueue, Background | Iterator[Any]] | None = None
+        self._early: tuple[queue.SimpleQueue, BackgroundIterator | Iterator[Any]] | None = None
 
     @property
     def ahead(self) -> int:
@@ -76,7 +78,7 @@ class WorkerPool:
             return 1
         return loader.num_workers * (loader.prefetch_factor or 1) + AHEAD + 2
 
-    def begin(self) -> tuple[queue.SimpleQueue, Background | Iterator[Any]]:
+    def begin(self) -> tuple[queue.SimpleQueue, BackgroundIterator | Iterator[Any]]:
         """Where to put tickets, and what gives their batches: an iterator, or one in a thread."""
         early, self._early = self._early, None
         if early is not None:
@@ -101,7 +103,7 @@ class WorkerPool:
             return iterator
 
         self._feed.open()
-        self._background = Background(make, AHEAD, name='loader')
+        self._background = BackgroundIterator(make, AHEAD, name='loader')
         return self._feed.batches, self._background
 
     def _start(self, loader: DataLoader) -> Any:

@@ -33,7 +33,7 @@ class LogWindow:
                 self.histories[key] = history.frozen()
 
 
-class SparseScalars:
+class ScalarBuffer:
     """Values of the training step that leave the device together, into bounded histories.
 
     It lies in the message hub under `mmtempo_scalars`. Whoever reads a history of the hub gets
@@ -69,7 +69,7 @@ class SparseScalars:
         return type(None), ()
 
     @staticmethod
-    def of(hub: MessageHub) -> SparseScalars | None:
+    def of(hub: MessageHub) -> ScalarBuffer | None:
         """The one that a hub's training uses, if any."""
         return hub.get_info(KEY)
 

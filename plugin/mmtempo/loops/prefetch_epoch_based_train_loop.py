@@ -8,7 +8,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
-from mmtempo.loaders import Place, PrefetchDataLoader
+from mmtempo.loaders import PrefetchDataLoader, StreamPosition
 
 from .accumulation import batches_per_iteration, check_wrapper, counted, uncounted
 from .shared_failure import shared_failure
@@ -77,7 +77,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     def _run(self) -> Any:
         if self._batches is not None:
             if self._iter > 0:
-                self._batches.resume(lambda: Place(self._epoch))
+                self._batches.resume(lambda: StreamPosition(self._epoch))
             prefetch_to_device(self._batches.loader, self.runner.model, training=True)
         try:
             self.runner.call_hook('before_train')
@@ -130,7 +130,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         self.dataloader = counted(found, self.batches_per_iteration)
         self._use(found)
         if self._batches is not None:
-            self._batches.resume(lambda: Place(self._epoch))
+            self._batches.resume(lambda: StreamPosition(self._epoch))
             prefetch_to_device(found, self.runner.model, training=True)
 
     def _use(self, loader: Any) -> None:

@@ -8,7 +8,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop
 
 from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
-from mmtempo.loaders import Place, PrefetchDataLoader, ResumableInfiniteSampler
+from mmtempo.loaders import PrefetchDataLoader, ResumableInfiniteSampler, StreamPosition
 
 from .accumulation import batches_per_iteration, check_wrapper, counted
 from .shared_failure import shared_failure
@@ -116,7 +116,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     def _is_ours(self) -> bool:
         return self.dataloader_iterator is self._batches
 
-    def _place_by_count(self) -> Place:
+    def _place_by_count(self) -> StreamPosition:
         """Of a checkpoint of stock's, which counts iterations."""
         loader = self.dataloader
         epoch, done = divmod(self._iter, len(loader))
@@ -124,4 +124,4 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
             epoch, done = 0, self._iter
         batches = done * self.batches_per_iteration
         samples = batches * (loader.batch_size or 1) * loader.processes
-        return Place(epoch, batches, samples, loader.processes)
+        return StreamPosition(epoch, batches, samples, loader.processes)

@@ -12,7 +12,12 @@ from mmengine.dist import get_world_size
 from mmtempo.checkpoint.downloads import register_safe_downloads
 from mmtempo.device.prefetcher import DevicePrefetcher
 from mmtempo.device.streams import SideStream
-from mmtempo.loaders import LoaderError, Place, PrefetchDataLoader, build_prefetch_dataloader
+from mmtempo.loaders import (
+    LoaderError,
+    PrefetchDataLoader,
+    StreamPosition,
+    build_prefetch_dataloader,
+)
 from mmtempo.utils.phases import charged_to
 
 from .accumulation import LogMeans
@@ -124,7 +129,7 @@ class TrainingBatches(Iterator):
         left = length - (self.loader.place.batches or length) + 1
         return -(-length // most) - -(-left // most)
 
-    def resume(self, by_count: Callable[[], Place]) -> None:
+    def resume(self, by_count: Callable[[], StreamPosition]) -> None:
         """Go to where the checkpoint was.
 
         Args:
@@ -137,7 +142,7 @@ class TrainingBatches(Iterator):
         found.pop('per_iteration', None)
         how = ''
         if iteration == self._runner.iter:
-            place = Place(**found)
+            place = StreamPosition(**found)
         else:
             place, how = by_count(), ' (estimated from the iteration: no loader position is known)'
             # What the run has restored; where each process has its own, the order has another.

@@ -78,7 +78,7 @@ class _Meter:
         return spans
 
 
-class StageProfile:
+class ForwardProfile:
     """Measures named parts of a model while it trains, with hooks that are taken away afterwards.
 
     ::

@@ -51,7 +51,7 @@ class _Stage(NamedTuple):
     closing: _Around | None
 
 
-class HookMarks:
+class HookTimer:
     """Calls a runner's hooks in its place, with a mark behind each that does something.
 
     ::

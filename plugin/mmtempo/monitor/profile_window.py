@@ -13,7 +13,7 @@ from mmtempo.device.event_timer import TimingEvents
 from mmtempo.utils.modules import find_modules
 from mmtempo.utils.units import counted, duration, percent
 
-from .forward_profile import StageProfile
+from .forward_profile import ForwardProfile
 
 KEY = 'default_hooks.timer.stage_profile'
 OUTSIDE = 'data_preprocessor'  # which `train_step` calls before the forward pass
@@ -27,7 +27,7 @@ def modules_of(options: dict, model: nn.Module) -> dict[str, nn.Module]:
 
 
 def line_of(found: dict[str, Any]) -> str:
-    """What `StageWindow.take` gives, in a line of the log: the largest parts, and the rest."""
+    """What `ProfileWindow.take` gives, in a line of the log: the largest parts, and the rest."""
     *parts, rest = found['stages']
     largest = sorted(parts, key=lambda stage: -stage['share'])[:MOST]
     words = [_words(stage) for stage in largest]
@@ -50,8 +50,8 @@ def _words(stage: dict[str, Any]) -> str:
     return f'{stage["name"]} {duration(seconds)} ({percent(stage["share"])})'
 
 
-class StageWindow:
-    """A `StageProfile` from one iteration on, for so many.
+class ProfileWindow:
+    """A `ForwardProfile` from one iteration on, for so many.
 
     Args:
         profile: Not started yet.
@@ -63,7 +63,7 @@ class StageWindow:
     clock = staticmethod(time.perf_counter_ns)
 
     def __init__(
-        self, profile: StageProfile, begin: int, iterations: int, outside: Sequence[str] = ()
+        self, profile: ForwardProfile, begin: int, iterations: int, outside: Sequence[str] = ()
     ) -> None:
         self._profile, self._begin, self._iterations = profile, begin, iterations
         self._outside = outside
@@ -73,7 +73,7 @@ class StageWindow:
     @classmethod
     def of(
         cls, options: dict | None, model: nn.Module, device: torch.device, first: int
-    ) -> StageWindow | None:
+    ) -> ProfileWindow | None:
         """As the config asks for it; ValueError names a module that is not there.
 
         Args:
@@ -86,7 +86,7 @@ class StageWindow:
             return None
         modules = modules_of(options, model)
         outside = (OUTSIDE,) if options.get('modules', 'auto') == 'auto' else ()
-        profile = StageProfile(model, modules, TimingEvents.of(device), cls.clock)
+        profile = ForwardProfile(model, modules, TimingEvents.of(device), cls.clock)
         begin, iterations = first + options.get('begin', 50), options.get('iterations', 100)
         return cls(profile, begin, iterations, outside)
 

@@ -14,7 +14,7 @@ from mmtempo.device.streams import to_device
 NAMES = ('data', 'step')
 
 
-class RankSpread:
+class RankTimes:
     """The longest times among all processes, and whose they are.
 
     ::

@@ -14,8 +14,8 @@ from mmtempo.report.run_figures import is_pause
 from mmtempo.report.terminal import to_text
 from mmtempo.report.verdict import judge
 from mmtempo.system.machine import machine
-from mmtempo.timing.run_files import VERSION, RunRecord
-from mmtempo.timing.statistics import TempoMeter
+from mmtempo.timing.run_files import VERSION, RunFiles
+from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.window_means import WindowMeans
 from mmtempo.utils.phases import BACKWARD, BOTH, WHOLE
 from mmtempo.utils.units import duration
@@ -31,7 +31,7 @@ MOST_CHANGES_TOLD = 10  # lines of the log for paces that go up and down; the fi
 RING = 128
 
 
-class RunReport:
+class RunRecorder:
     """Writes down what a meter has found, together with what else is known of a run.
 
     Args:
@@ -42,7 +42,7 @@ class RunReport:
     """
 
     def __init__(
-        self, setting: dict[str, Any], meter: TempoMeter, record: RunRecord | None, first: int
+        self, setting: dict[str, Any], meter: IterationStats, record: RunFiles | None, first: int
     ) -> None:
         self._setting, self._meter, self._record, self._first = setting, meter, record, first
         self._machine = machine()
@@ -63,7 +63,7 @@ class RunReport:
             )
         )
 
-    def know(self, **facts: Any) -> None:
+    def update(self, **facts: Any) -> None:
         """Something that the summary has as well, or the next window; None is not known."""
         self._known.update({key: fact for key, fact in facts.items() if fact})
 
@@ -83,7 +83,7 @@ class RunReport:
         found, stalls = self._meter.take()
         return self._write(found, stalls)
 
-    def look(self) -> None:
+    def flush(self) -> None:
         """Take what has ended, though nobody logs: the timeline keeps the last ones only."""
         self.window()
 

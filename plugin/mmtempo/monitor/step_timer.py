@@ -30,7 +30,7 @@ STEPPED = {FORWARD: OUTSIDE, STEP: BACKWARD, END: STEP}
 UNCALLED_STEPPED = {**UNCALLED, END: STEP}
 
 
-class StepWatch:
+class StepTimer:
     """Marks where the parts of a training step end: all since the last mark was that part.
 
     ::
@@ -211,7 +211,7 @@ class _Forward:
         was_own: Whether the module itself had that, and not its class.
     """
 
-    def __init__(self, watch: StepWatch, forward: Callable[..., Any], was_own: bool) -> None:
+    def __init__(self, watch: StepTimer, forward: Callable[..., Any], was_own: bool) -> None:
         self.watch, self.forward, self.was_own = watch, forward, was_own
 
     # Once an iteration, as what an optimizer calls: so both mark by themselves, without a call.

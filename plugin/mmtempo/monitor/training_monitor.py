@@ -16,27 +16,27 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_rank
 from mmengine.runner import Runner
 
-from mmtempo.device.event_timer import DeviceClock
+from mmtempo.device.event_timer import EventTimer
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_points import ALONG
 from mmtempo.system.process_counters import IterationCounters
 from mmtempo.system.readings import MachineReadings
-from mmtempo.system.sampler import MachineWatch
+from mmtempo.system.sampler import MachineSampler
 from mmtempo.timing.log_histogram import LogHistogram
-from mmtempo.timing.run_files import RunRecord
-from mmtempo.timing.statistics import TempoMeter
+from mmtempo.timing.run_files import RunFiles
+from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.timeline import FIRST, NANO, Timeline
 from mmtempo.utils.phases import STEP, activate, charged_to, deactivate
 from mmtempo.utils.runner import optimizers_of
 from mmtempo.utils.write_guard import WriteGuard
 
-from .hook_timer import VISUALIZER, HookMarks
+from .hook_timer import VISUALIZER, HookTimer
 from .options import MonitorOptions
-from .profile_window import StageWindow, line_of
-from .rank_times import RankSpread
-from .run_recorder import RunReport
+from .profile_window import ProfileWindow, line_of
+from .rank_times import RankTimes
+from .run_recorder import RunRecorder
 from .run_settings import files_of, length_of, setting_of, shape_of
-from .step_timer import StepWatch
+from .step_timer import StepTimer
 
 # Iterations that may be slow because they are the first ones.
 WARM_UP = 5
@@ -76,15 +76,15 @@ class TrainingMonitor:
         device = next(runner.model.parameters(), torch.empty(0)).device
         self._counters = IterationCounters()
         self.timeline = Timeline('data', len(FACTS), clock=self.clock, before=runner.iter)
-        self._device_clock = DeviceClock.of(device)
-        self._step = StepWatch(
+        self._device_clock = EventTimer.of(device)
+        self._step = StepTimer(
             self.timeline, None if self._device_clock is None else self._device_clock.mark
         )
-        self._profile = StageWindow.of(options.stage_profile, runner.model, device, runner.iter)
+        self._profile = ProfileWindow.of(options.stage_profile, runner.model, device, runner.iter)
         self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
         # Else the watch itself is called, which spares an iteration two calls.
         is_more = self._device_clock is not None or self._profile is not None or self._batches > 1
-        self._marks = HookMarks(
+        self._marks = HookTimer(
             self.timeline,
             opening=dict(
                 before_train_iter=self._open,
@@ -97,13 +97,13 @@ class TrainingMonitor:
                 after_val=self._count,
             ),
         )
-        self._watch: MachineWatch | None = None
+        self._watch: MachineSampler | None = None
         if options.watch_interval:
-            self._watch = MachineWatch(options.watch_interval, readings=MachineReadings(device))
-        self._ranks, self._writes = RankSpread(), get_rank() == 0
+            self._watch = MachineSampler(options.watch_interval, readings=MachineReadings(device))
+        self._ranks, self._writes = RankTimes(), get_rank() == 0
         self._logger = runner.logger
         self._guard = WriteGuard('scalars of the monitor', runner.logger.error)
-        self._meter = TempoMeter(
+        self._meter = IterationStats(
             self.timeline,
             FACTS,
             self._marks.categories,
@@ -111,10 +111,10 @@ class TrainingMonitor:
             machine=None if self._watch is None else self._watch.between,
             kinds_by=STEP,
         )
-        self.report = RunReport(
+        self.report = RunRecorder(
             setting_of(runner),
             self._meter,
-            RunRecord(runner.work_dir, runner.logger.error) if self._writes else None,
+            RunFiles(runner.work_dir, runner.logger.error) if self._writes else None,
             runner.iter,
         )
         # What the open iteration has waited for its batch; of several, for all behind its step.
@@ -161,7 +161,7 @@ class TrainingMonitor:
             self._tell(runner, joins)
         else:
             self._gather(runner.iter + 1)
-            self.report.look()
+            self.report.flush()
         self.look_at = self.timeline.number + MOST_UNSEEN
         self._suspect = self._meter.suspect / NANO
 
@@ -239,7 +239,7 @@ class TrainingMonitor:
                 return
             self._count()
             if may_be_slow:
-                timeline.tell(note=self._explained(arguments))
+                timeline.annotate(self._explained(arguments))
 
     def _explained(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """What there is to say of an iteration that may be slow: `Slow.note`."""
@@ -260,7 +260,7 @@ class TrainingMonitor:
         dynamo = sys.modules.get('torch._dynamo.utils')
         # How often torch has compiled something in this process.
         frames = 0 if dynamo is None else dynamo.counters['frames'].get('ok', 0)
-        self.timeline.tell((*self._counters.read(), frames))
+        self.timeline.set_facts((*self._counters.read(), frames))
 
     def _tell(self, runner: Any, joins: bool) -> None:
         """A log point: what was found since the last one goes to where the losses go."""
@@ -286,18 +286,18 @@ class TrainingMonitor:
         """What watches beside the timeline have found."""
         if self._device_clock is not None:
             self._count_device(self._device_clock.take())
-        self.report.know(ranks=self._ranks.take())
+        self.report.update(ranks=self._ranks.take())
         if self._watch is not None:
             latest = self._watch.latest()
             if latest:
-                self.report.know(memory=dict(now=latest, peak=self._watch.peak()))
+                self.report.update(memory=dict(now=latest, peak=self._watch.peak()))
             for text in self._watch.warnings():
                 self._logger.warning(text)
                 self.report.warn(text, iteration)
         if self._profile is not None:
             self._tell_stages(self._profile)
 
-    def _tell_stages(self, profile: StageWindow) -> None:
+    def _tell_stages(self, profile: ProfileWindow) -> None:
         found = profile.take()
         if found is None:
             return
@@ -317,7 +317,7 @@ class TrainingMonitor:
         for part in {part for _, parts in iterations for part in parts}:
             seconds = [parts[part] for _, parts in iterations if part in parts]
             self._device_parts.setdefault(part, LogHistogram()).add(np.array(seconds))
-        self.report.know(
+        self.report.update(
             device={
                 part: dict(seconds=one.total, p50=one.quantile(0.5), count=one.count)
                 for part, one in self._device_parts.items()
@@ -334,7 +334,7 @@ class TrainingMonitor:
         _going_on.discard(self)
         deactivate(self.timeline)
         if self.timeline.is_open and self._loop() is not None:
-            self.timeline.tell(note=self._explained({}))
+            self.timeline.annotate(self._explained({}))
         self.timeline.end()
         for stop in self._to_stop():
             try:

@@ -13,7 +13,7 @@ from mmseg.evaluation import IoUMetric
 
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
 
-from .drop_in import PACKAGE, Change, class_of, optim_wrapper_class, zero_wait
+from .drop_in import PACKAGE, ConfigChange, class_of, optim_wrapper_class, zero_wait
 from .editor import Editor
 from .policy import KEY, of_policy
 from .schedule import Rescaling, rescale_schedulers, warm_up_of
@@ -26,7 +26,7 @@ STREAMING = 'StreamingIoUMetric'
 
 def apply_policy(
     cfg: Config, policy: Mapping[str, Any], options: Mapping[str, Any] | None = None
-) -> list[Change]:
+) -> list[ConfigChange]:
     """Change a config in place so that it follows a policy.
 
     ::
@@ -243,7 +243,7 @@ def _tune(editor: Editor, policy: Mapping[str, Any]) -> None:
         return
     editor.cfg['custom_hooks'] = [*hooks, dict(type=TUNING, **wanted)]
     what = ', '.join(f'{key}={value!r}' for key, value in wanted.items())
-    editor.changes.append(Change(f'custom_hooks.{len(hooks)}', None, TUNING, what))
+    editor.changes.append(ConfigChange(f'custom_hooks.{len(hooks)}', None, TUNING, what))
 
 
 def _evaluate(editor: Editor) -> None:

@@ -22,7 +22,7 @@ PACKAGE = 'mmtempo'
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """One part of a config: what it was, what it is now, and why; None where there is none."""
 
     key: str
@@ -40,7 +40,7 @@ class Change:
         return ' '.join(filter(None, (f'{self.key}:', self.before, self.reason)))
 
 
-def describe(changes: Collection[Change]) -> str:
+def describe(changes: Collection[ConfigChange]) -> str:
     """Several lines: what was changed, and what was left alone."""
     lines = []
     for title, wanted in (('changed', True), ('left alone', False)):
@@ -50,7 +50,7 @@ def describe(changes: Collection[Change]) -> str:
     return '\n'.join(lines)
 
 
-def zero_wait(cfg: Config, keep: Collection[str] = ()) -> list[Change]:
+def zero_wait(cfg: Config, keep: Collection[str] = ()) -> list[ConfigChange]:
     """Exchange what is stock for what doesn't wait, in place.
 
     Only stock classes are exchanged, under whatever name the config has them; a class of
@@ -76,11 +76,11 @@ def zero_wait(cfg: Config, keep: Collection[str] = ()) -> list[Change]:
             part.node['head'] = part.path
         if ours is not None:
             part.node['type'] = ours
-        changes.append(Change(part.key, before, ours or before, reason))
+        changes.append(ConfigChange(part.key, before, ours or before, reason))
     return changes + _look_at_hooks(cfg) + _import_us(cfg)
 
 
-def stock(cfg: Config) -> list[Change]:
+def stock(cfg: Config) -> list[ConfigChange]:
     """The way back, in place: stock types, without the arguments that only ours take."""
     changes = []
     for part in _parts(cfg):
@@ -99,7 +99,7 @@ def stock(cfg: Config) -> list[Change]:
             after = cls.__name__ if bare else f'{cls.__module__.split(".")[0]}.{cls.__name__}'
         if after is not None:
             part.node['type'] = after
-            changes.append(Change(part.key, before, _name(after), reason))
+            changes.append(ConfigChange(part.key, before, _name(after), reason))
     return changes
 
 
@@ -226,7 +226,7 @@ def _ours(part: _Part) -> tuple[str | None, str]:
     return (ours, REASONS[ours]) if ours else (None, 'is no stock type')
 
 
-def _add_hooks(cfg: Config, keep: Collection[str]) -> list[Change]:
+def _add_hooks(cfg: Config, keep: Collection[str]) -> list[ConfigChange]:
     """Name the hooks that mmengine would add as stock has them."""
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
@@ -236,11 +236,11 @@ def _add_hooks(cfg: Config, keep: Collection[str]) -> list[Change]:
         key = f'default_hooks.{name}'
         if name not in cfg.default_hooks and not _is_set(key, keep):
             cfg.default_hooks[name] = dict(type=ours, **arguments)
-            changes.append(Change(key, stock_name, ours, REASONS[ours]))
+            changes.append(ConfigChange(key, stock_name, ours, REASONS[ours]))
     return changes
 
 
-def _look_at_hooks(cfg: Config) -> list[Change]:
+def _look_at_hooks(cfg: Config) -> list[ConfigChange]:
     """Say which of the custom hooks wait; they are somebody's own choice."""
     changes = []
     for index, hook in enumerate(cfg.get('custom_hooks') or ()):
@@ -252,23 +252,23 @@ def _look_at_hooks(cfg: Config) -> list[Change]:
             reason = f'is left alone: {REASONS[BY_CLASS[cls]]}'
         else:
             continue
-        changes.append(Change(part.key, part.name, part.name, reason))
+        changes.append(ConfigChange(part.key, part.name, part.name, reason))
     return changes
 
 
-def _import_us(cfg: Config) -> list[Change]:
+def _import_us(cfg: Config) -> list[ConfigChange]:
     """Whoever loads the config, with whatever tool, gets our types registered."""
     imports = (cfg.get('custom_imports') or {}).get('imports') or []
     names = [imports] if isinstance(imports, str) else list(imports)
     before = ', '.join(names) or None
     if PACKAGE in names:
-        return [Change('custom_imports', before, before, 'is imported already')]
+        return [ConfigChange('custom_imports', before, before, 'is imported already')]
     names.append(PACKAGE)
     if cfg.get('custom_imports') is None:
         cfg.custom_imports = dict(imports=names, allow_failed_imports=False)
     else:
         cfg.custom_imports.imports = names
-    return [Change('custom_imports', before, ', '.join(names), 'it registers these types')]
+    return [ConfigChange('custom_imports', before, ', '.join(names), 'it registers these types')]
 
 
 def _name(kind: Any) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from .drop_in import Change
+from .drop_in import ConfigChange
 
 _MISSING = object()
 
@@ -22,7 +22,7 @@ class Editor:
 
     def __init__(self, cfg: Config, keep: Collection[str] = ()) -> None:
         self.cfg, self._keep = cfg, keep
-        self.changes: list[Change] = []
+        self.changes: list[ConfigChange] = []
 
     def get(self, key: str, default: Any = None) -> Any:
         """What a dotted key says; numbers step into lists."""
@@ -58,14 +58,14 @@ class Editor:
             node = child
         node[int(last) if isinstance(node, (list, tuple)) else last] = value
         shown = None if before is _MISSING else repr(before)
-        self.changes.append(Change(key, shown, repr(value), why))
+        self.changes.append(ConfigChange(key, shown, repr(value), why))
 
     def leave(self, key: str, why: str) -> None:
         """Note that it stays, and why."""
         value = self.get(key)
         simple = value is not None and not isinstance(value, (Mapping, list, tuple))
         shown = repr(value) if simple else None
-        self.changes.append(Change(key, shown, shown, why))
+        self.changes.append(ConfigChange(key, shown, shown, why))
 
 
 def _child(node: Any, part: str) -> Any:

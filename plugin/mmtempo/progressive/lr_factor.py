@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class IterationRate:
+class LRFactor:
     """A factor on all learning rates, from the start of an iteration to its end.
 
     Schedules go on from what they find, in ways of their own: by factors, from a minimum, from

@@ -7,7 +7,7 @@ import math
 from mmtempo.replacements import BY_NAME
 from mmtempo.utils.units import counted, duration, percent
 
-from .run_figures import WORTH, Change, Finding, RunFigures
+from .run_figures import WORTH, Advice, Finding, RunFigures
 
 AHEAD = 8  # batches ahead of a worker that are advised at most
 MARGIN = 1.1  # what a loader should be able to deliver, of what is needed
@@ -53,7 +53,7 @@ def waiting_for_data(run: RunFigures) -> Finding | None:
     return Finding(share, headline, why, change)
 
 
-def use_our_loop(run: RunFigures) -> tuple[list[Change], list[str]]:
+def use_our_loop(run: RunFigures) -> tuple[list[Advice], list[str]]:
     """Where the loop is a stock one: an override, or a sentence where none would do."""
     ours = STOCK_LOOPS.get(run.setting.get('loop') or '')
     if ours is None:
@@ -61,12 +61,12 @@ def use_our_loop(run: RunFigures) -> tuple[list[Change], list[str]]:
     why = 'batches are made and copied ahead'
     if run.setting.get('train_cfg_has_type'):
         more = 'train.py --zero-wait exchanges all stock parts'
-        return [Change(f'train_cfg.type={ours}', f'{why}; {more}')], []
+        return [Advice(f'train_cfg.type={ours}', f'{why}; {more}')], []
     # mmengine takes one of the two, and no override removes a key.
     return [], [f"In the config, write type='{ours}' in train_cfg instead of by_epoch: {why}."]
 
 
-def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Change], list[str]]:
+def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Advice], list[str]]:
     """As many as it takes and as there are cores for; a sentence where that is not enough."""
     workers, cores = run.whole('num_workers'), run.cores
     if workers is None or cores is None:
@@ -83,13 +83,13 @@ def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Change], list[
     needed = max(workers + 1, math.ceil(MARGIN * load))
     if needed <= room:
         why = f'{on_cores}; {needed} are needed'
-        return [Change(f'train_dataloader.num_workers={needed}', why)], []
+        return [Advice(f'train_dataloader.num_workers={needed}', why)], []
     why = f'{on_cores}; {needed} would be needed'
     limit = f'{counted(cores, "core")} will not be enough. {cheaper}'
-    return [Change(f'train_dataloader.num_workers={room}', why)], [limit]
+    return [Advice(f'train_dataloader.num_workers={room}', why)], [limit]
 
 
-def _further_ahead(run: RunFigures, delivers: float) -> list[Change]:
+def _further_ahead(run: RunFigures, delivers: float) -> list[Advice]:
     """For samples that take long now and then, while there are enough on average."""
     workers, ahead = run.whole('num_workers'), run.whole('prefetch_factor') or 2
     if not workers:
@@ -97,7 +97,7 @@ def _further_ahead(run: RunFigures, delivers: float) -> list[Change]:
     if run.is_short_of_memory or 2 * ahead > AHEAD:
         return []
     why = f'some batches are late: let each worker be {2 * ahead} ahead instead of {ahead}'
-    return [Change(f'train_dataloader.prefetch_factor={2 * ahead}', why)]
+    return [Advice(f'train_dataloader.prefetch_factor={2 * ahead}', why)]
 
 
 def _sentence(text: str) -> str:

@@ -15,7 +15,7 @@ LOOKS = 10  # at a device, of fewer nothing is said
 
 
 @dataclass(frozen=True)
-class Change:
+class Advice:
     """An override, as --cfg-options takes it, and what it is for."""
 
     override: str
@@ -37,7 +37,7 @@ class Finding:
     share: float
     headline: str
     why: list[str] = field(default_factory=list)
-    change: list[Change] = field(default_factory=list)
+    change: list[Advice] = field(default_factory=list)
     is_risk: bool = False
 
 

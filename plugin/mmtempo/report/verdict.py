@@ -14,9 +14,9 @@ from mmtempo.utils.phases import LOADER_ENDS
 from mmtempo.utils.units import counted, duration, percent
 
 from .data_advice import use_our_loop, waiting_for_data
-from .run_figures import FULL, WORTH, Change, Finding, RunFigures, is_pause
+from .run_figures import FULL, WORTH, Advice, Finding, RunFigures, is_pause
 
-__all__ = ['Change', 'Verdict', 'judge']
+__all__ = ['Advice', 'Verdict', 'judge']
 
 FEW = 20  # iterations, of fewer nothing is said
 IDLE = 0.15  # share of the time that a device may be idle
@@ -46,7 +46,7 @@ class Verdict:
 
     headline: str
     why: list[str] = field(default_factory=list)
-    change: list[Change] = field(default_factory=list)
+    change: list[Advice] = field(default_factory=list)
 
 
 def judge(summary: Mapping[str, Any]) -> Verdict:
@@ -72,7 +72,7 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
     findings.sort(key=lambda one: one.share, reverse=True)
     if not findings or findings[0].share <= WORTH:
         findings.insert(0, _fine(run))
-    changes: dict[str, Change] = {}
+    changes: dict[str, Advice] = {}
     for one in findings:
         for change in one.change:  # of two for one key, the larger loss has its way
             changes.setdefault(change.override.partition('=')[0], change)
@@ -119,7 +119,7 @@ def _evaluation(run: RunFigures) -> Finding:
     share = run.share(seconds)
     change = []
     if run.has_part('ValLoop'):
-        change.append(Change('val_cfg.type=PrefetchValLoop', 'batches are made and copied ahead'))
+        change.append(Advice('val_cfg.type=PrefetchValLoop', 'batches are made and copied ahead'))
     by_epoch = bool(run.setting.get('by_epoch'))
     change += _more_rarely(run, share, 'train_cfg.val_interval', 'val_interval', by_epoch)
     headline = f'Evaluation takes {percent(share)} of the time.'
@@ -132,7 +132,7 @@ def _loader_ends(run: RunFigures) -> Finding:
     change = []
     if run.setting.get('by_epoch'):
         why = 'workers stay from one epoch to the next'
-        change.append(Change('train_dataloader.persistent_workers=True', why))
+        change.append(Advice('train_dataloader.persistent_workers=True', why))
     headline = f'The end of the loader takes {percent(run.share(seconds))} of the time.'
     why = f'The end of the loader, behind the last batch: {run.cost(seconds)}.'
     return Finding(run.share(seconds), headline, [why], change)
@@ -140,7 +140,7 @@ def _loader_ends(run: RunFigures) -> Finding:
 
 def _more_rarely(
     run: RunFigures, share: float, key: str, name: str, by_epoch: bool
-) -> list[Change]:
+) -> list[Advice]:
     """A longer interval, in the unit of the config; the setting has it in iterations."""
     interval, length = run.whole(name), run.whole('epoch_length')
     last = run.summary.get('max_iters') or run.whole('max_iters') or 0
@@ -153,7 +153,7 @@ def _more_rarely(
             return []
         unit, units = length, 'epochs'
     longer = min(factor, last // interval) * interval // unit
-    return [Change(f'{key}={longer}', f'every {longer} {units} instead of {interval // unit}')]
+    return [Advice(f'{key}={longer}', f'every {longer} {units} instead of {interval // unit}')]
 
 
 def _hooks(run: RunFigures) -> list[Finding]:
@@ -184,23 +184,23 @@ def _hook(run: RunFigures, name: str, seconds: float) -> Finding:
         change = _more_rarely(run, share, key, 'checkpoint_interval', by_epoch)
     elif name == 'SparseLoggerHook' and interval:
         why = f'a line every {5 * interval} iterations instead of {interval}'
-        change.append(Change(f'{key}={5 * interval}', why))
+        change.append(Advice(f'{key}={5 * interval}', why))
     headline = f'{name} takes {percent(share)} of the time.'
     return Finding(share, headline, [f'{name}: {run.cost(seconds)}, {run.each(seconds)}.'], change)
 
 
-def _exchange(run: RunFigures, name: str) -> list[Change]:
+def _exchange(run: RunFigures, name: str) -> list[Advice]:
     """Ours for a stock hook, where the config's `default_hooks` have it, or mmengine adds it."""
     default, ours, arguments = STOCK_HOOKS[name]
     key = run.key_of_hook(name)
     if key is not None:
-        return [Change(f'default_hooks.{key}.type={ours}', REASONS[ours])]
+        return [Advice(f'default_hooks.{key}.type={ours}', REASONS[ours])]
     if run.setting.get('default_hooks') is None or default in run.setting['default_hooks']:
         return []  # it is among the custom hooks, which no override reaches
     why = 'as mmengine has it where the config does not name the hook'
     return [
-        Change(f'default_hooks.{default}.type={ours}', REASONS[ours]),
-        *(Change(f'default_hooks.{default}.{one}={arguments[one]}', why) for one in arguments),
+        Advice(f'default_hooks.{default}.type={ours}', REASONS[ours]),
+        *(Advice(f'default_hooks.{default}.{one}={arguments[one]}', why) for one in arguments),
     ]
 
 
@@ -220,21 +220,21 @@ def _stalls(run: RunFigures) -> list[Finding]:
     return findings
 
 
-def _against(run: RunFigures, category: str, cause: str) -> list[Change]:
+def _against(run: RunFigures, category: str, cause: str) -> list[Advice]:
     workers, cores = run.whole('num_workers') or 0, run.cores or 0
     loader_is_idle = run.share(run.waited) <= WORTH
     if category == 'host' and workers >= cores > 1 and loader_is_idle:
         why = f'{workers} workers on {cores} cores leave the training none'
-        return [Change(f'train_dataloader.num_workers={cores - 1}', why)]
+        return [Advice(f'train_dataloader.num_workers={cores - 1}', why)]
     if cause == 'new input shape':
-        return [Change('env_cfg.cudnn_benchmark=False', 'no search at each new shape')]
+        return [Advice('env_cfg.cudnn_benchmark=False', 'no search at each new shape')]
     return _mixed_precision(run, 'it takes less memory') if 'memory' in cause else []
 
 
-def _mixed_precision(run: RunFigures, why: str) -> list[Change]:
+def _mixed_precision(run: RunFigures, why: str) -> list[Advice]:
     """Where it is known to be off."""
     found = next((amp for plain, amp in WITH_AMP.items() if run.has_part(plain)), None)
-    return [Change(f'optim_wrapper.type={found}', f'mixed precision: {why}')] if found else []
+    return [Advice(f'optim_wrapper.type={found}', f'mixed precision: {why}')] if found else []
 
 
 def _copies(run: RunFigures) -> Finding:
@@ -244,7 +244,7 @@ def _copies(run: RunFigures) -> Finding:
     change, by_hand = use_our_loop(run)
     if run.machine.get('accelerator') and run.setting.get('pin_memory') is False:
         why = 'the device copies from pinned memory by itself'
-        change = [Change('train_dataloader.pin_memory=True', why), *change]
+        change = [Advice('train_dataloader.pin_memory=True', why), *change]
     headline = f'Preprocessing and copies to the device take {percent(share)} of the time.'
     why = f'Preprocessing and copies to the device: {run.cost(seconds)}, {run.each(seconds)}.'
     return Finding(share, headline, [why, *by_hand], change)
@@ -262,7 +262,7 @@ def _idle_device(run: RunFigures) -> Finding | None:
     stock = [name for name in STOCK_HOOKS if run.has_part(name)]
     change = [change for name in stock for change in _exchange(run, name)]
     if 'train_step' not in run.phases:  # else it is compiled already
-        change.append(Change('compile=True', 'fewer and larger kernels; worth a try'))
+        change.append(Advice('compile=True', 'fewer and larger kernels; worth a try'))
     headline = f'The device is idle for {percent(idle)} of the time: the host is too slow.'
     why = (
         f'The device was busy for {percent(busy)} of the time, by its driver at '
@@ -293,10 +293,10 @@ def _memory(run: RunFigures) -> Finding | None:
     change = []
     if workers and ahead > 1:
         key = f'train_dataloader.prefetch_factor={ahead // 2}'
-        change.append(Change(key, f'fewer batches wait in memory than with {ahead}'))
+        change.append(Advice(key, f'fewer batches wait in memory than with {ahead}'))
     if workers > 1 and run.share(run.waited) <= WORTH:
         key = f'train_dataloader.num_workers={workers // 2}'
-        change.append(Change(key, f'half of the {workers} workers, each has memory of its own'))
+        change.append(Advice(key, f'half of the {workers} workers, each has memory of its own'))
     share = run.share(seconds)
     name = 'A lack of memory'
     if causes and causes[0][0] == 'page faults' and used <= FULL:

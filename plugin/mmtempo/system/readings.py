@@ -198,7 +198,7 @@ class GpuReading:
             self._nvml.close()
 
 
-class Seldom:
+class RateLimited:
     """A reading that takes long: what it said last is said again until it may be asked anew.
 
     Args:
@@ -247,7 +247,7 @@ class MachineReadings:
             'pressure': partial(pressure, root, cpu_groups),
             'CPU quota': partial(throttling, cpu_groups),
             'memory of this process': partial(main_memory, own),
-            'memory of all its processes': Seldom(partial(tree_memory, own.pid)),
+            'memory of all its processes': RateLimited(partial(tree_memory, own.pid)),
         }
         self._gpu: GpuReading | None = None
         if device is not None and device.type != 'cpu':

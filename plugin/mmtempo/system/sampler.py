@@ -31,7 +31,7 @@ class Readings(Protocol):
         """Nothing is read any more."""
 
 
-class MachineWatch:
+class MachineSampler:
     """Takes a sample of the machine once a second, and remembers the last ten minutes.
 
     ::

@@ -31,7 +31,7 @@ STEP = (
 
 
 @dataclass
-class Slow:
+class SlowIteration:
     """An iteration that took longer than those of its kind.
 
     Attributes:
@@ -82,7 +82,7 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Part:
+class CauseShare:
     """Of what an iteration lost, what one cause took.
 
     Attributes:
@@ -97,7 +97,7 @@ class Part:
 
 
 @dataclass
-class Blame:
+class Diagnosis:
     """Why an iteration was slow.
 
     Attributes:
@@ -108,12 +108,12 @@ class Blame:
     """
 
     phase: str
-    parts: list[Part]
+    parts: list[CauseShare]
     why: str
     evidence: dict[str, Any]
 
 
-def blame(slow: Slow, categories: dict[str, str]) -> Blame:
+def diagnose(slow: SlowIteration, categories: dict[str, str]) -> Diagnosis:
     """Find the cause, or of several in one iteration each.
 
     Args:
@@ -137,12 +137,12 @@ def blame(slow: Slow, categories: dict[str, str]) -> Blame:
         if (category, cause) not in causes:
             said.append(f'{cause}{more}' if not said else f'{cause} ({duration(seconds)})')
         causes.setdefault((category, cause), []).append(seconds)
-    parts = [Part(*names, sum(seconds)) for names, seconds in causes.items()]
-    return Blame(phases[0][0], parts, ', and '.join(said), evidence)
+    parts = [CauseShare(*names, sum(seconds)) for names, seconds in causes.items()]
+    return Diagnosis(phases[0][0], parts, ', and '.join(said), evidence)
 
 
 def _cause(
-    slow: Slow, phase: str, seconds: float, category: str, evidence: dict[str, Any]
+    slow: SlowIteration, phase: str, seconds: float, category: str, evidence: dict[str, Any]
 ) -> tuple[str, str, str]:
     """Category, cause and what follows on it in the sentence, of what a phase has lost."""
     warm_up = 'warm-up', 'first iterations', f' ({phase})'
@@ -168,7 +168,7 @@ def _cause(
     return 'unexplained', phase, ''
 
 
-def _of_data(slow: Slow, evidence: dict[str, Any]) -> tuple[str, str]:
+def _of_data(slow: SlowIteration, evidence: dict[str, Any]) -> tuple[str, str]:
     worker = evidence.get('worker')
     cause = 'waiting for data' if worker is None else f'worker {worker} was late'
     samples = evidence.get('samples') or evidence.get('files') or []
@@ -180,7 +180,7 @@ def _of_data(slow: Slow, evidence: dict[str, Any]) -> tuple[str, str]:
     return cause, more
 
 
-def _system(slow: Slow, lost: float) -> tuple[str, str, str] | None:
+def _system(slow: SlowIteration, lost: float) -> tuple[str, str, str] | None:
     """What the operating system did while so much was lost: category, cause, and figures."""
     swapped = slow.machine.get('swap_in', 0)
     if swapped:
@@ -209,7 +209,7 @@ def _system(slow: Slow, lost: float) -> tuple[str, str, str] | None:
     return None
 
 
-def _evidence(slow: Slow) -> dict[str, Any]:
+def _evidence(slow: SlowIteration) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for fact, value in slow.facts.items():
         more = slow.more(fact)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Spell(NamedTuple):
+class SlowSpan(NamedTuple):
     """Iterations of a kind, one after the other, that took longer than those before.
 
     Attributes:
@@ -26,7 +26,7 @@ class Spell(NamedTuple):
     is_over: bool
 
 
-class SlowerPace:
+class SpanTracker:
     """Adds up a spell, from when the level has risen until it is back.
 
     ::
@@ -81,12 +81,12 @@ class SlowerPace:
         """Whether that is what was usual before."""
         return self.usual is not None and level <= self.usual * (1 + self._least)
 
-    def so_far(self) -> Spell:
+    def so_far(self) -> SlowSpan:
         """The spell that goes on."""
         assert self.usual is not None
-        return Spell(self.first, self._last, self._count, self.usual, self._lost, False)
+        return SlowSpan(self.first, self._last, self._count, self.usual, self._lost, False)
 
-    def end(self) -> Spell:
+    def end(self) -> SlowSpan:
         """It is over."""
         spell = self.so_far()._replace(is_over=True)
         self.usual = None

@@ -16,7 +16,7 @@ LINES, SUMMARY = 'tempo.jsonl', 'tempo_summary.json'
 VERSION = 1
 
 
-class RunRecord:
+class RunFiles:
     """Append lines as things happen, and replace the summary now and then.
 
     A write that fails is reported once and does not end the training; the next one is tried

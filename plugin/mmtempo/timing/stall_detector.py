@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .level_shift import SlowerPace, Spell
+from .level_shift import SlowSpan, SpanTracker
 
 FIRST = 20  # iterations of a kind that make its first baseline
 ENOUGH = 10  # that do so where no more come for long
@@ -79,7 +79,7 @@ class StallDetector:
         self._kinds: dict[int, _Kind] = {}
         self._seen = 0
         self._changes: list[LevelChange] = []
-        self._spells: list[Spell] = []
+        self._spells: list[SlowSpan] = []
 
     @property
     def suspect(self) -> float:
@@ -126,12 +126,12 @@ class StallDetector:
         changes, self._changes[:] = list(self._changes), []
         return changes
 
-    def take_spells(self) -> list[Spell]:
+    def take_spells(self) -> list[SlowSpan]:
         """Those that have ended since this was asked last, at a `flush` all."""
         spells, self._spells[:] = list(self._spells), []
         return spells
 
-    def open_spells(self) -> list[Spell]:
+    def open_spells(self) -> list[SlowSpan]:
         """Those that go on, as far as they have come."""
         return [kind.pace.so_far() for kind in self._kinds.values() if kind.pace.is_slow]
 
@@ -233,10 +233,10 @@ class _Kind:
     """
 
     def __init__(
-        self, rule: _Rule, window: int, changes: list[LevelChange], spells: list[Spell]
+        self, rule: _Rule, window: int, changes: list[LevelChange], spells: list[SlowSpan]
     ) -> None:
         self._rule, self._changes, self._spells = rule, changes, spells
-        self.pace = SlowerPace(rule.least)
+        self.pace = SpanTracker(rule.least)
         self.held: float | None = None  # the level before, that had lasted
         self._first: list[_Seen] = []
         self._window, self._group = _Window(window), _Window(GROUP)

@@ -13,8 +13,8 @@ import numpy as np
 
 from mmtempo.utils.units import duration
 
-from .causes import Blame, Slow, blame
-from .level_shift import Spell
+from .causes import Diagnosis, SlowIteration, diagnose
+from .level_shift import SlowSpan
 from .stall_detector import GROUP, LevelChange
 from .timeline import NANO, Block, Timeline
 
@@ -27,7 +27,7 @@ SECONDS = {'psi_cpu', 'psi_memory', 'psi_io', 'throttled'}
 
 
 @dataclass(frozen=True)
-class Kept:
+class History:
     """What a timeline keeps of the last iterations.
 
     Attributes:
@@ -50,7 +50,7 @@ class Kept:
         return rows, int(np.searchsorted(rows, row))
 
 
-class StallEntries:
+class StallRecords:
     """Makes entries: dicts for a file, with what people are told as `text`.
 
     Args:
@@ -71,7 +71,7 @@ class StallEntries:
         self._timeline, self._facts = timeline, facts
         self._categories, self._machine = categories, machine
 
-    def of_one(self, kept: Kept, place: int, usual: float) -> dict[str, Any] | None:
+    def of_one(self, kept: History, place: int, usual: float) -> dict[str, Any] | None:
         """Of an iteration; None where nothing is kept of it.
 
         Args:
@@ -86,7 +86,7 @@ class StallEntries:
         near = alike[max(0, at - RECENT) :][: RECENT + 17]
         seconds, start = float(block.seconds[row]), self._clock(block.starts[row])
         counted, usually_counted = kept.facts.of(row, near)
-        slow = Slow(
+        slow = SlowIteration(
             number=int(block.numbers[row]),
             seconds=seconds,
             usual=usual,
@@ -97,7 +97,7 @@ class StallEntries:
             machine=self._seen(start, start + seconds),
             note=block.notes[row] or {},
         )
-        found = blame(slow, self._categories)
+        found = diagnose(slow, self._categories)
         return dict(
             iter=slow.number,
             time=time.time() - (time.perf_counter() - start),
@@ -108,7 +108,7 @@ class StallEntries:
             text=f'took {duration(seconds)} instead of {duration(usual)}: {found.why}',
         )
 
-    def of_change(self, kept: Kept, change: LevelChange) -> dict[str, Any]:
+    def of_change(self, kept: History, change: LevelChange) -> dict[str, Any]:
         """From an iteration on the pace is another one; where it is slower, why."""
         entry: dict[str, Any] = dict(
             iter=self._timeline.before + change.iteration + 1,
@@ -121,7 +121,7 @@ class StallEntries:
             entry.update(_blamed(found), text=f'{entry["text"]}: {found.why}')
         return entry
 
-    def of_spell(self, spell: Spell, changes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    def of_spell(self, spell: SlowSpan, changes: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Of many iterations, as of one.
 
         Args:
@@ -154,7 +154,7 @@ class StallEntries:
             f'{duration(spell.usual)}: {why}',
         )
 
-    def _why(self, kept: Kept, change: LevelChange) -> Blame | None:
+    def _why(self, kept: History, change: LevelChange) -> Diagnosis | None:
         """What usual iterations have more of than those before; None where that is not known."""
         block, row = kept.block, change.iteration - kept.first
         if row < 0:
@@ -172,7 +172,7 @@ class StallEntries:
         note = next((one for one in notes if one.get('is_new_shape')), notes[-1])
         end = block.starts[since[-1]] + block.seconds[since[-1]]
         machine = self._seen(self._clock(block.starts[row]), self._clock(end))
-        slow = Slow(
+        slow = SlowIteration(
             number=int(block.numbers[row]),
             seconds=change.new,
             usual=change.old,
@@ -187,7 +187,7 @@ class StallEntries:
             },
             note={key: note[key] for key in ('shape', 'is_new_shape') if key in note},
         )
-        return blame(slow, self._categories) if slow.is_explained() else None
+        return diagnose(slow, self._categories) if slow.is_explained() else None
 
     def _clock(self, seconds: float) -> float:
         """A moment of the timeline, as of `time.perf_counter`."""
@@ -232,7 +232,7 @@ class _Facts:
         return usual + self._among[row] * (self._added[row] - usual), usual
 
 
-def _blamed(found: Blame) -> dict[str, Any]:
+def _blamed(found: Diagnosis) -> dict[str, Any]:
     first = found.parts[0]
     return dict(
         phase=found.phase,

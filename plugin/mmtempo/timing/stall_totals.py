@@ -35,7 +35,7 @@ class LongestStalls:
         return [entry for *_, entry in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
 
 
-class LostTime:
+class StallTotals:
     """What was lost, by cause."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class LostTime:
             latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
             latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
 
-    def including(self, entries: list[dict]) -> LostTime:
+    def including(self, entries: list[dict]) -> StallTotals:
         """A copy with these as well, which may have to be added once more when they have ended."""
         found = copy.deepcopy(self)
         for entry in entries:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from .causes import NEW_SHAPE
-from .level_shift import Spell
+from .level_shift import SlowSpan
 from .log_histogram import LogHistogram
 from .stall_detector import StallDetector
-from .stall_records import Kept, StallEntries
-from .stall_totals import LongestStalls, LostTime
+from .stall_records import History, StallRecords
+from .stall_totals import LongestStalls, StallTotals
 from .timeline import Block, Timeline
 
 KEEP = 50  # stalls that are kept, the longest
@@ -30,7 +30,7 @@ def is_even(cv: float) -> bool:
     return cv < EVEN
 
 
-class TempoMeter:
+class IterationStats:
     """Statistics over a training of any length, in fixed memory.
 
     Args:
@@ -59,10 +59,10 @@ class TempoMeter:
     ) -> None:
         self._timeline, self._kinds_by = timeline, kinds_by
         categories = {} if categories is None else categories
-        self._entries = StallEntries(timeline, facts, categories, machine)
+        self._entries = StallRecords(timeline, facts, categories, machine)
         self._detector = StallDetector(factor)
         self._longest = LongestStalls(keep)
-        self._lost = LostTime()
+        self._lost = StallTotals()
         self._taken = 0
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
         self._new_changes: list[dict[str, Any]] = []
@@ -207,9 +207,9 @@ class TempoMeter:
             self._lost.add(entry)
         return entries
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> History:
         block = self._timeline.last(self._timeline.ended)
-        return Kept(block, self._kinds(block), self._timeline.ended - len(block))
+        return History(block, self._kinds(block), self._timeline.ended - len(block))
 
     def _note_changes(self) -> set[int]:
         """Of the pace; where slower ones begin that are no loss, since more is asked for."""
@@ -227,7 +227,7 @@ class TempoMeter:
             self._new_changes.append(entry)
         return accepted
 
-    def _of_spells(self, spells: Iterable[Spell]) -> list[dict[str, Any]]:
+    def _of_spells(self, spells: Iterable[SlowSpan]) -> list[dict[str, Any]]:
         found = (one for one in spells if one.iterations > 1 and one.lost > 0)
         return [self._entries.of_spell(one, self._changes) for one in found]
 

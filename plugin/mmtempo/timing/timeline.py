@@ -90,7 +90,7 @@ class Timeline:
         self.log: list[int] = [FIRST, self.began]
         self._in_rings = 0  # iterations, ever
         self._capacity, self._full = capacity, before + capacity
-        self._told: dict[int, Any] = {}  # by number, what was counted
+        self._counted: dict[int, Any] = {}  # by number, what was counted
         self._noted: dict[int, Any] = {}  # and what else there is to say
         self._starts = np.zeros(capacity, np.int64)
         self._spent = np.zeros((capacity, MOST_PHASES), np.int64)
@@ -164,16 +164,14 @@ class Timeline:
             last, carved = value, 0
         return total * NANO
 
-    def tell(self, facts: Any = None, note: Any = None) -> None:
-        """Of the open iteration, if one is.
+    def set_facts(self, facts: Any) -> None:
+        """Store counts of the open iteration; later ones replace them. No-op without one."""
+        if self.is_open:
+            self._counted[self.number] = facts
 
-        Args:
-            facts: What was counted by now; the last ones stay. Defaults to None: nothing new.
-            note: Kept with it; the first one stays. Defaults to None: nothing new.
-        """
-        if facts is not None and self.is_open:
-            self._told[self.number] = facts
-        if note is not None and self.is_open:
+    def annotate(self, note: Any) -> None:
+        """Attach a note to the open iteration, unless it has one. No-op without one."""
+        if self.is_open:
             self._noted.setdefault(self.number, note)
 
     def end(self) -> None:
@@ -231,15 +229,15 @@ class Timeline:
         self._facts[rows] = np.nan
         for row, number in zip(rows.tolist(), numbers.tolist()):
             self._notes[row] = self._noted.get(number)
-            if number in self._told:
-                self._facts[row] = self._told[number]
+            if number in self._counted:
+                self._facts[row] = self._counted[number]
         # At last: whatever interrupts this, it can be done again.
         self.log[: 2 * marks[edges[-1]] + 1] = [FIRST]
         self._in_rings += count
         self._full += count
         for number in numbers.tolist():
             self._noted.pop(number, None)
-            self._told.pop(number, None)
+            self._counted.pop(number, None)
 
 
 def _summed(pairs: np.ndarray, marks: np.ndarray, edges: np.ndarray) -> np.ndarray:

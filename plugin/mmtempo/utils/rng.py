@@ -50,7 +50,7 @@ def seeded(*key: int) -> Iterator[None]:
         set_generator_states(states)
 
 
-class OwnRandomness:
+class IsolatedRNG:
     """Generators of its own, which are the global ones inside a `with`; it goes on the next time.
 
     Args:

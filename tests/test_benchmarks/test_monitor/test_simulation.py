@@ -11,7 +11,7 @@ import pytest
 
 from mmtempo.benchmarks.monitor import simulation as monitor_simulation
 from mmtempo.benchmarks.monitor.simulation import STALL, Simulation, bytes_of, held
-from mmtempo.monitor.run_recorder import RunReport
+from mmtempo.monitor.run_recorder import RunRecorder
 from mmtempo.timing import run_files
 
 
@@ -20,7 +20,7 @@ def test_all_is_written_that_a_training_writes(
 ) -> None:
     simulation = Simulation(str(tmp_path))
     simulation.run(19_900)
-    monkeypatch.setattr(run_files.RunRecord, 'is_due', True)
+    monkeypatch.setattr(run_files.RunFiles, 'is_due', True)
     simulation.run(20_000)
     lines = [json.loads(line) for line in (tmp_path / 'tempo.jsonl').read_text().splitlines()]
     kinds = [line['kind'] for line in lines]
@@ -46,7 +46,7 @@ def test_memory_is_held_and_does_not_grow(tmp_path: Path) -> None:
 
 
 def test_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Leaks(RunReport):
+    class Leaks(RunRecorder):
         def window(self) -> dict | None:
             vars(self).setdefault('kept', []).append(super().window())
             return self.kept[-1]  # type: ignore[attr-defined]

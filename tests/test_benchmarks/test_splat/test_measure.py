@@ -11,7 +11,7 @@ import torch
 from mmtempo.benchmarks.harness import Report
 from mmtempo.benchmarks.splat import measure as benchmark
 from mmtempo.benchmarks.splat.measure import Workload, exact, make_inputs, step
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 
 GRID = dict(x=(-4.0, 4.0, 1.0), z=(-4.0, 4.0, 1.0))
 SMALL = (('stride', 8), ('depth', (1.0, 5.0, 1.0)), ('grid', GRID))
@@ -86,6 +86,6 @@ def test_a_training_step_changes_the_model() -> None:
     before = training.model.decode_head.classify.weight.clone()
     training()
     assert not torch.equal(before, training.model.decode_head.classify.weight)
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         training.splat_only()()
     assert counter.waits == []

@@ -15,7 +15,7 @@ import torch
 
 from mmtempo.checkpoint.io import archive
 from mmtempo.checkpoint.io.archive import check_archive, records_of
-from mmtempo.checkpoint.io.host_buffer import StagingArea
+from mmtempo.checkpoint.io.host_buffer import HostBuffer
 from mmtempo.checkpoint.io.snapshot import Snapshot
 from mmtempo.checkpoint.io.writer_process import _open, write_archive
 from tests.testing.trees import History, same, tree, write
@@ -57,7 +57,7 @@ def test_other_objects_are_pickled_as_torch_does(path: str) -> None:
 def test_what_lies_elsewhere_goes_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one piece: `bytes` of a storage takes seconds for a megabyte."""
     monkeypatch.setattr(torch.UntypedStorage, '__getitem__', lambda *_: pytest.fail('one by one'))
-    area = StagingArea()
+    area = HostBuffer()
     outside = torch.arange(3, dtype=torch.int16)
     records = dict(records_of([outside, outside.untyped_storage()], area))
     assert records['data/0'] == bytes([0, 0, 1, 0, 2, 0])
@@ -66,7 +66,7 @@ def test_what_lies_elsewhere_goes_with_the_records(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_lies_in_the_area_stays_there() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     snapshot = Snapshot(area)
     [frozen] = snapshot.take([[torch.ones(3), torch.ones(20), torch.empty(0)]])
     records = records_of(frozen, area)
@@ -78,7 +78,7 @@ def test_what_lies_in_the_area_stays_there() -> None:
 
 
 def test_what_cannot_be_pickled_is_an_error() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         records_of(dict(function=lambda: None), area)
     area.close()
@@ -217,14 +217,14 @@ def test_python_s_lock_is_given_up_again_and_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(archive.time, 'perf_counter', clock)
     monkeypatch.setattr(archive.time, 'sleep', breathe)
     many = [dict(number=number, text=str(number)) for number in range(2000)]
-    records_of(many, StagingArea())
+    records_of(many, HostBuffer())
     assert breaths > 20
     assert longest * 1e-6 < 2 * archive.SLICE
 
 
 def test_files_of_one_area_differ_where_their_trees_do(path: str) -> None:
     """Pieces of a pickle are used again: not those of what has another shape, place or key."""
-    area = StagingArea()
+    area = HostBuffer()
     snapshot = Snapshot(area)
     one, two = torch.arange(6.0), torch.arange(8.0)
     names = OrderedDict(a=one, b=two)
@@ -265,7 +265,7 @@ def test_a_tensor_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(tensor, protocol)
 
     monkeypatch.setattr(torch.Tensor, '__reduce_ex__', noting)
-    area = StagingArea()
+    area = HostBuffer()
     snapshot = Snapshot(area)
     given = {'a': torch.ones(3), 'b': {0: dict(step=torch.ones(2))}}
     for _ in range(3):

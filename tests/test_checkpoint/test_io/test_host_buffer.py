@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from mmtempo.checkpoint.io import host_buffer
-from mmtempo.checkpoint.io.host_buffer import ALIGNMENT, StagingArea, is_dense, room
+from mmtempo.checkpoint.io.host_buffer import ALIGNMENT, HostBuffer, is_dense, room
 from mmtempo.checkpoint.io.writer_process import _open
 from tests.testing.trees import tensors
 
 NO_GAPS = ('plain', 'channels_last', 'transposed', 'one_long', 'bf16', 'bool', 'scalar', 'complex')
 
 
-def area_for(*given: torch.Tensor) -> StagingArea:
-    area = StagingArea()
+def area_for(*given: torch.Tensor) -> HostBuffer:
+    area = HostBuffer()
     area.reserve(sum(map(room, given)))
     return area
 
@@ -29,7 +29,7 @@ def area_for(*given: torch.Tensor) -> StagingArea:
 def test_room_like_a_tensor(name: str) -> None:
     tensor = tensors()[name]
     area = area_for(tensor)
-    like = area.like(tensor)
+    like = area.allocate_like(tensor)
     assert (like.shape, like.dtype, like.device.type) == (tensor.shape, tensor.dtype, 'cpu')
     assert not like.requires_grad
     if name in NO_GAPS:
@@ -50,7 +50,7 @@ def test_dense() -> None:
 def test_each_has_its_own_place() -> None:
     given = list(tensors().values())
     area = area_for(*given)
-    copies = [area.like(tensor) for tensor in given]
+    copies = [area.allocate_like(tensor) for tensor in given]
     assert area.wanted == sum(map(room, given)) <= area.size
     for number, copy in enumerate(copies):
         copy.copy_(torch.full(copy.shape, number % 2))
@@ -61,10 +61,10 @@ def test_each_has_its_own_place() -> None:
 
 
 def test_offset_is_of_this_memory_alone() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     assert area.offset(64, 1) is None
     area.reserve(100)
-    start = area.like(torch.zeros(1, dtype=torch.uint8)).data_ptr()
+    start = area.allocate_like(torch.zeros(1, dtype=torch.uint8)).data_ptr()
     assert area.offset(start, area.size) == 0
     assert area.offset(start + 1, area.size) is None
     assert area.offset(start - 1, 1) is None
@@ -72,10 +72,10 @@ def test_offset_is_of_this_memory_alone() -> None:
 
 
 def test_past_the_end_nothing_is_given() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     tensor = torch.zeros(5)
-    assert area.like(tensor) is tensor
-    assert area.like(tensor) is tensor
+    assert area.allocate_like(tensor) is tensor
+    assert area.allocate_like(tensor) is tensor
     assert (area.wanted, area.size) == (2 * ALIGNMENT, 0)
     area.clear()
     assert area.wanted == 0
@@ -85,20 +85,20 @@ def test_past_the_end_nothing_is_given() -> None:
 def test_the_same_places_again() -> None:
     given = list(tensors().values())
     area = area_for(*given)
-    first = [area.like(tensor) for tensor in given]
+    first = [area.allocate_like(tensor) for tensor in given]
     for _ in range(3):
         area.clear()
-        assert all(area.like(tensor) is copy for tensor, copy in zip(given, first))
+        assert all(area.allocate_like(tensor) is copy for tensor, copy in zip(given, first))
     area.close()
 
 
 def test_a_layout_that_changes_each_time_does_not_pile_up() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     area.reserve(1 << 16)
     past = []
     for length in range(1, 20):
         area.clear()
-        copies = [area.like(torch.zeros(16 * length)), area.like(torch.zeros(3))]
+        copies = [area.allocate_like(torch.zeros(16 * length)), area.allocate_like(torch.zeros(3))]
         past += [weakref.ref(copy) for copy in copies]
         del copies
     gc.collect()
@@ -107,13 +107,13 @@ def test_a_layout_that_changes_each_time_does_not_pile_up() -> None:
 
 
 def test_another_sees_it_also_when_it_has_grown() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     assert area.address is None
     addresses = []
     for length in (10, 100_000):
         area.clear()
         area.reserve(length)
-        copy = area.like(torch.zeros(length, dtype=torch.uint8))
+        copy = area.allocate_like(torch.zeros(length, dtype=torch.uint8))
         copy.copy_(torch.arange(length) % 251)
         address = area.address
         assert address is not None
@@ -132,14 +132,14 @@ def test_no_memory_is_an_error_and_the_next_try_can_work(monkeypatch: pytest.Mon
     def fails(*args: Any) -> None:
         raise OSError(errno.ENOMEM, 'no memory')
 
-    area = StagingArea()
+    area = HostBuffer()
     area.reserve(10)
     with monkeypatch.context() as patch:
         patch.setattr(os, 'posix_fallocate', fails)
         with pytest.raises(OSError, match='no memory'):
             area.reserve(1 << 20)
         assert (area.size, area.address) == (0, None)
-        assert area.like(tensor := torch.zeros(3)) is tensor
+        assert area.allocate_like(tensor := torch.zeros(3)) is tensor
     area.reserve(1 << 20)
     assert area.size == 1 << 20
     area.close()
@@ -152,11 +152,11 @@ def mappings() -> int:
 
 def test_nothing_is_left_after_close() -> None:
     before = len(os.listdir('/proc/self/fd')), mappings()
-    area = StagingArea()
+    area = HostBuffer()
     for size in (10, 10_000, 1_000_000):
         area.reserve(size)
         area.clear()
-        area.like(torch.zeros(2))
+        area.allocate_like(torch.zeros(2))
     assert mappings() == before[1] + 1
     area.close()
     area.close()
@@ -166,9 +166,9 @@ def test_nothing_is_left_after_close() -> None:
 def test_where_memory_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, 'memfd_create')
     monkeypatch.delattr(os, 'posix_fallocate')
-    area = StagingArea()
+    area = HostBuffer()
     area.reserve(100)
-    area.like(torch.zeros(2, dtype=torch.uint8)).fill_(7)
+    area.allocate_like(torch.zeros(2, dtype=torch.uint8)).fill_(7)
     assert area.address is not None
     name, size = area.address
     assert os.path.getsize(name) == size
@@ -193,7 +193,7 @@ def test_pinned_until_it_is_given_back(can: bool, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(host_buffer, 'pin_in_place', pin)
     monkeypatch.setattr(host_buffer, 'unpin', unpin)
-    area = StagingArea('cuda:1')
+    area = HostBuffer('cuda:1')
     area.reserve(4096)
     area.reserve(8192)
     area.close()
@@ -208,17 +208,17 @@ def test_memory_that_was_not_pinned_is_not_unpinned(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(host_buffer, 'pin_in_place', fails)
     monkeypatch.setattr(host_buffer, 'unpin', lambda *args: pytest.fail('it was not pinned'))
-    area = StagingArea('cuda')
+    area = HostBuffer('cuda')
     with pytest.raises(RuntimeError, match='no device'):
         area.reserve(4096)
     area.close()
 
 
 def test_a_place_is_known_as_long_as_it_is_given_out() -> None:
-    area = StagingArea()
+    area = HostBuffer()
     area.reserve(4096)
     first, second = torch.ones(3), torch.ones(20)
-    before = [area.like(one) for one in (first, second)]
+    before = [area.allocate_like(one) for one in (first, second)]
     for one, start in zip(before, (0, 64)):
         place = area.place_of(one)
         assert place is not None
@@ -226,10 +226,10 @@ def test_a_place_is_known_as_long_as_it_is_given_out() -> None:
         place.pickled = b'x'
     assert area.place_of(first) is None
     area.clear()
-    assert area.like(first) is before[0]  # as it was
+    assert area.allocate_like(first) is before[0]  # as it was
     assert area.place_of(before[0]).pickled == b'x'  # type: ignore[union-attr]
     for other in (second.double(), second.view(4, 5), second.view(4, 5).t(), second[:5]):
-        copy = area.like(other)
+        copy = area.allocate_like(other)
         assert (copy.shape, copy.stride(), copy.dtype) == (
             other.shape,
             other.stride(),
@@ -238,11 +238,11 @@ def test_a_place_is_known_as_long_as_it_is_given_out() -> None:
         assert area.place_of(before[1]) is None
         assert area.place_of(copy).pickled is None  # type: ignore[union-attr]
         area.clear()
-        area.like(first)
+        area.allocate_like(first)
     area.clear()
     area.clear()
     assert area.place_of(before[0]) is None  # nobody has asked for it
-    found = area.like(first)
+    found = area.allocate_like(first)
     area.reserve(8192)
     assert area.place_of(found) is None
     area.close()

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from mmtempo.checkpoint.io import snapshot as module
-from mmtempo.checkpoint.io.host_buffer import StagingArea
-from mmtempo.checkpoint.io.snapshot import Late, Snapshot, TornError
+from mmtempo.checkpoint.io.host_buffer import HostBuffer
+from mmtempo.checkpoint.io.snapshot import Deferred, Snapshot, TornError
 from tests.testing.trees import History, bits, same, tensors, tree
 
 
 @pytest.fixture
-def area() -> Iterator[StagingArea]:
-    area = StagingArea()
+def area() -> Iterator[HostBuffer]:
+    area = HostBuffer()
     yield area
     area.close()
 
@@ -42,7 +42,7 @@ def in_thread(function: Any) -> None:
     thread.join()
 
 
-def test_late_and_early_tensors_have_their_old_values(area: StagingArea) -> None:
+def test_late_and_early_tensors_have_their_old_values(area: HostBuffer) -> None:
     snapshot = Snapshot(area)
     for turn in range(3):  # the first one makes room
         given = {'late': tensors(), 'early': tensors()}
@@ -66,7 +66,7 @@ def test_late_and_early_tensors_have_their_old_values(area: StagingArea) -> None
 
 
 def test_late_ones_are_not_copied_by_the_training(
-    area: StagingArea, monkeypatch: pytest.MonkeyPatch
+    area: HostBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[tuple[str, int]] = []
     original = module._copy
@@ -85,7 +85,7 @@ def test_late_ones_are_not_copied_by_the_training(
     assert copied == [('MainThread', 2), ('writer', 1)]
 
 
-def test_what_is_no_tensor_is_copied_as_well(area: StagingArea) -> None:
+def test_what_is_no_tensor_is_copied_as_well(area: HostBuffer) -> None:
     given: dict[str, Any] = dict(
         numbers=[1, 2],
         nested=dict(deep=(dict(lr=0.1),)),
@@ -117,7 +117,7 @@ def test_what_is_no_tensor_is_copied_as_well(area: StagingArea) -> None:
     assert same(frozen, expected)
 
 
-def test_tied_weights_stay_tied_and_are_copied_once(area: StagingArea) -> None:
+def test_tied_weights_stay_tied_and_are_copied_once(area: HostBuffer) -> None:
     snapshot = Snapshot(area)
     weight = torch.randn(1000)
     step, best = snapshot.take([dict(a=weight, b=weight.detach()), dict(best=weight)])
@@ -130,16 +130,16 @@ def test_tied_weights_stay_tied_and_are_copied_once(area: StagingArea) -> None:
 
 
 def test_memory_is_reserved_once_and_used_again(
-    area: StagingArea, monkeypatch: pytest.MonkeyPatch
+    area: HostBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved = []
-    original = StagingArea.reserve
+    original = HostBuffer.reserve
 
-    def reserve(self: StagingArea, size: int) -> None:
+    def reserve(self: HostBuffer, size: int) -> None:
         reserved.append(size)
         original(self, size)
 
-    monkeypatch.setattr(StagingArea, 'reserve', reserve)
+    monkeypatch.setattr(HostBuffer, 'reserve', reserve)
     snapshot = Snapshot(area)
     places = set()
     for _ in range(4):
@@ -157,7 +157,7 @@ def test_memory_is_reserved_once_and_used_again(
     assert same(frozen['state_dict']['plain'], given['state_dict']['plain'])
 
 
-def test_a_change_in_between_is_noticed(area: StagingArea) -> None:
+def test_a_change_in_between_is_noticed(area: HostBuffer) -> None:
     snapshot = Snapshot(area)
     late, early = torch.ones(3), torch.ones(3)
     snapshot.take([[late, early]], {late.data_ptr()})
@@ -171,7 +171,7 @@ def test_a_change_in_between_is_noticed(area: StagingArea) -> None:
     assert torch.equal(frozen[0], late)
 
 
-def test_the_fence_waits_for_the_copy(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fence_waits_for_the_copy(area: HostBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     go, done = threading.Event(), []
 
     class Staged(threading.Event):
@@ -202,7 +202,7 @@ def test_the_fence_waits_for_the_copy(area: StagingArea, monkeypatch: pytest.Mon
 
 
 def test_a_copy_that_fails_lets_the_training_go_on(
-    area: StagingArea, monkeypatch: pytest.MonkeyPatch
+    area: HostBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = Snapshot(area)
     late = torch.ones(3)
@@ -271,7 +271,7 @@ def addresses(*given: torch.Tensor) -> Collection[int]:
     return {tensor.data_ptr() for tensor in given}
 
 
-def test_with_a_device_the_host_never_waits(area: StagingArea, asked: list) -> None:
+def test_with_a_device_the_host_never_waits(area: HostBuffer, asked: list) -> None:
     snapshot = Snapshot(area)
     late, early = on('cuda:0', 1), on('cuda:0', 2)
     [frozen] = snapshot.take([[late, early]], addresses(late))
@@ -289,7 +289,7 @@ def test_with_a_device_the_host_never_waits(area: StagingArea, asked: list) -> N
     assert [step for step in asked if step[0] == 'stream'] == [('stream', 'cuda:0')]
 
 
-def test_values_of_the_host_are_made_late_with_a_device_too(area: StagingArea, asked: list) -> None:
+def test_values_of_the_host_are_made_late_with_a_device_too(area: HostBuffer, asked: list) -> None:
     """Making them may wait for a copy from the device, which `take` must not."""
     made: list[str] = []
 
@@ -298,7 +298,7 @@ def test_values_of_the_host_are_made_late_with_a_device_too(area: StagingArea, a
         return [1, 2]
 
     snapshot = Snapshot(area)
-    content = dict(weight=on('cuda:0', 1), history=Late(make, is_of_host=True), after=3)
+    content = dict(weight=on('cuda:0', 1), history=Deferred(make, is_of_host=True), after=3)
     for _ in range(2):  # the first one makes room
         made.clear()
         [frozen] = snapshot.take([content])
@@ -311,7 +311,7 @@ def test_values_of_the_host_are_made_late_with_a_device_too(area: StagingArea, a
         assert frozen['history'] == [1, 2]
 
 
-def test_early_copies_are_before_late_ones_on_one_stream(area: StagingArea, asked: list) -> None:
+def test_early_copies_are_before_late_ones_on_one_stream(area: HostBuffer, asked: list) -> None:
     """So the last event is enough for both."""
     snapshot = Snapshot(area)
     given = [on('cuda:0', 1), on('cuda:0', 2), on('cuda:0', 3)]
@@ -319,7 +319,7 @@ def test_early_copies_are_before_late_ones_on_one_stream(area: StagingArea, aske
     assert [step[2] for step in asked if step[0] == 'copy'] == [[1.0, 3.0], [2.0]]
 
 
-def test_what_lies_on_the_host_is_not_late_beside_a_device(area: StagingArea, asked: list) -> None:
+def test_what_lies_on_the_host_is_not_late_beside_a_device(area: HostBuffer, asked: list) -> None:
     """Adam counts its steps on the host; the fence cannot wait for those and not for the device."""
     snapshot = Snapshot(area)
     weight, step = on('cuda:0', 1), on('cpu', 5)
@@ -330,7 +330,7 @@ def test_what_lies_on_the_host_is_not_late_beside_a_device(area: StagingArea, as
     assert frozen[1].tolist() == [5.0] * 3
 
 
-def test_without_asynchronous_copies_all_is_copied_at_once(area: StagingArea, asked: list) -> None:
+def test_without_asynchronous_copies_all_is_copied_at_once(area: HostBuffer, asked: list) -> None:
     snapshot = Snapshot(area)
     weight = on('mps', 1)
     [frozen] = snapshot.take([[weight]], addresses(weight))
@@ -340,13 +340,15 @@ def test_without_asynchronous_copies_all_is_copied_at_once(area: StagingArea, as
     assert asked == []
 
 
-def test_late_parts_are_gone_through_late(area: StagingArea) -> None:
+def test_late_parts_are_gone_through_late(area: HostBuffer) -> None:
     """Their structure as well: what is added to them before the fence is part of them."""
     snapshot = Snapshot(area)
     for turn in range(2):
         state = {0: {'step': torch.tensor(1.0), 'avg': torch.ones(40)}}
         tied = torch.full((40,), 3.0)
-        given = dict(a=tied, state=Late(lambda state=state: state), b=Late(lambda tied=tied: tied))
+        given = dict(
+            a=tied, state=Deferred(lambda state=state: state), b=Deferred(lambda tied=tied: tied)
+        )
         given['groups'] = [dict(lr=0.1)]
         [frozen] = snapshot.take([given])
         assert list(frozen) == ['a', 'state', 'b', 'groups']
@@ -368,9 +370,9 @@ def test_late_parts_are_gone_through_late(area: StagingArea) -> None:
 
 def test_late_parts_of_a_device_are_gone_through_at_once(asked: list) -> None:
     """The training starts its copies, behind those that are waited for at once."""
-    area = StagingArea('mps')  # of some device, which is not asked
+    area = HostBuffer('mps')  # of some device, which is not asked
     snapshot = Snapshot(area)
-    given = dict(state=Late(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
+    given = dict(state=Deferred(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
     [frozen] = snapshot.take([given])
     assert [step[2] for step in asked if step[0] == 'copy'] == [[2.0], [1.0]]
     assert torch.equal(frozen['buffer'], torch.zeros(3))  # it is on its way
@@ -382,7 +384,7 @@ def test_late_parts_of_a_device_are_gone_through_at_once(asked: list) -> None:
 @pytest.mark.parametrize('fenced', [False, True])
 @pytest.mark.parametrize('changed', [False, True])
 def test_on_a_device_too_what_a_forward_pass_changes_is_noticed(
-    area: StagingArea, asked: list, changed: bool, fenced: bool
+    area: HostBuffer, asked: list, changed: bool, fenced: bool
 ) -> None:
     """What is changed behind the fence is not: the device makes it wait."""
     snapshot = Snapshot(area)

@@ -39,7 +39,7 @@ def sums(beta: float) -> np.ndarray:
     return np.clip(BYTES.astype(np.float32) + beta, 0, 255).astype(np.uint8)
 
 
-def check(change: byte_ops.Change, table: np.ndarray, image: np.ndarray) -> None:
+def check(change: byte_ops.ByteOp, table: np.ndarray, image: np.ndarray) -> None:
     """That it is what the table says, made in other memory, and in place."""
     expected = table[image]
     out = np.empty_like(image)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmtempo.loaders.collate.sample_batch import SampleBatch
 from mmtempo.loaders.collate.stack_collate import stack_collate
-from mmtempo.loaders.shared_slabs import ALIGNMENT, Packed, Slabs, pack
+from mmtempo.loaders.shared_slabs import ALIGNMENT, Packed, SlabPool, pack
 from mmtempo.models.sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 from mmtempo.workloads.bev.models import bev_data_preprocessor
 from mmtempo.workloads.bev.models.bev_data_preprocessor import BEVDataPreprocessor
@@ -240,7 +240,7 @@ def test_images_whose_colours_are_side_by_side(size: tuple[int, int]) -> None:
 
 
 def test_their_colours_are_parted_in_the_slab() -> None:
-    memory = Slabs(1 << 20)
+    memory = SlabPool(1 << 20)
     images = torch.randint(0, 256, (4, 33, 47, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     packed = pack(memory.lend(), stack_collate, list(images))
     assert isinstance(packed, Packed)

@@ -25,7 +25,7 @@ from mmtempo.benchmarks.harness import Report, Timing
 from mmtempo.benchmarks.side_effects import measure_side_effects
 from mmtempo.doctor.sync_report import count_waits
 from mmtempo.system.readings import MachineReadings
-from mmtempo.system.sampler import MachineWatch
+from mmtempo.system.sampler import MachineSampler
 
 from .simulation import INTERVAL, STALL, held
 
@@ -247,7 +247,7 @@ def _values(name: str, sets: list[list[Round]]) -> dict[str, list[float]]:
 
 def _look() -> float:
     """Milliseconds that a look at memory takes."""
-    watch, took = MachineWatch(1.0, readings=MachineReadings(torch.device('cpu'))), []
+    watch, took = MachineSampler(1.0, readings=MachineReadings(torch.device('cpu'))), []
     for _ in range(10):
         start = time.perf_counter()
         watch.sample()

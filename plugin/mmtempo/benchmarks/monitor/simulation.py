@@ -8,12 +8,12 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from mmtempo.loaders.pipeline import Delivery
-from mmtempo.loaders.worker import Origin
-from mmtempo.monitor.run_recorder import RunReport
+from mmtempo.loaders.pipeline import BatchInfo
+from mmtempo.loaders.worker import WorkerTiming
+from mmtempo.monitor.run_recorder import RunRecorder
 from mmtempo.monitor.training_monitor import FACTS
-from mmtempo.timing.run_files import RunRecord
-from mmtempo.timing.statistics import TempoMeter
+from mmtempo.timing.run_files import RunFiles
+from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.timeline import Timeline
 
 INTERVAL = 50  # iterations between two log lines
@@ -38,13 +38,13 @@ class Simulation:
         self._now = 0
         self._timeline = Timeline('data', len(FACTS), clock=lambda: self._now)
         self._phases = [self._timeline.phase(name) for name in PHASES]
-        meter = TempoMeter(
+        meter = IterationStats(
             self._timeline,
             FACTS,
             {'hook:X': 'hook', 'hook:SparseLoggerHook': 'logging'},
             machine=lambda start, end: dict(psi_cpu=0.1 * (end - start)),
         )
-        self._report = RunReport(dict(SETTING), meter, RunRecord(folder, print), first=0)
+        self._report = RunRecorder(dict(SETTING), meter, RunFiles(folder, print), first=0)
         noise = random.Random(0)
         # Drawn once: to draw each would take longer than all that is measured.
         self._noise = [int(2e7 * noise.lognormvariate(0, 0.1)) for _ in range(5003)]
@@ -72,16 +72,17 @@ class Simulation:
             timeline.mark(self._phases[-1])
             self._totals[1] += 5000.0
         self._totals[0] += number % 3 == 0
-        origin = Origin(number % 8, 0.07, 4 * number, 0.05)
-        delivery = Delivery([4 * number + place for place in range(4)], 0.0, origin)
-        timeline.tell(self._totals.copy(), dict(shape=(4, 3, 600, 800), delivery=delivery))
+        origin = WorkerTiming(number % 8, 0.07, 4 * number, 0.05)
+        delivery = BatchInfo([4 * number + place for place in range(4)], 0.0, origin)
+        timeline.set_facts(self._totals.copy())
+        timeline.annotate(dict(shape=(4, 3, 600, 800), delivery=delivery))
 
     def _tell(self, number: int) -> None:
         """A log point."""
         report, seconds = self._report, self._now * 1e-9
         device = dict(allocated=11 << 30, utilisation=0.8 + number % 7 / 100, throttle=[])
         now = dict(time=seconds, ram_used=0.4, ram_of='the machine', device=device)
-        report.know(
+        report.update(
             memory=dict(now=now, peak=now),
             ranks=dict(data=dict(max=0.02, rank=number % 2), step=dict(max=0.1, rank=0)),
             device=dict(forward=dict(seconds=0.02 * number, p50=0.02, count=number)),

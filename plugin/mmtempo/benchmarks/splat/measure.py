@@ -16,7 +16,7 @@ from mmengine.logging import MMLogger
 from rich.table import Table
 
 from mmtempo.benchmarks.harness import Report, Timing, allocated_bytes, interleave, ratio
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.models.frustum import SplatGeometry
 from mmtempo.workloads.bev.models.lift_splat_shoot import LiftSplatShoot
 from mmtempo.workloads.bev.models.splat import SPLATS, splat
@@ -307,7 +307,7 @@ def _count_waits(report: Report, name: str, workload: Workload) -> None:
         pix2bev = workload.pix2bev(0)
         inputs = make_inputs(view.prepare(pix2bev, workload.image_size), torch.float32)
         view = workload.view(formulation)
-        with WaitCensus() as counter:
+        with SyncCensus() as counter:
             step(inputs, view.prepare(pix2bev, workload.image_size))
         found[formulation] = len(counter.waits)
         waits = [asdict(wait) for wait in counter.waits]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
-from .host_buffer import ALIGNMENT, StagingArea
+from .host_buffer import ALIGNMENT, HostBuffer
 
 PROTOCOL = 2  # torch's
 FORMAT_VERSION = b'3\n'  # of torch's zip files
@@ -34,7 +34,7 @@ _keys: dict[str | int, bytes] = {}  # of dicts, pickled
 _checked: dict[str, tuple] = {}
 
 
-def records_of(tree: Any, area: StagingArea) -> list[tuple[str, Any]]:
+def records_of(tree: Any, area: HostBuffer) -> list[tuple[str, Any]]:
     """The records of a file as `torch.save` writes it: names, and bytes or places in the area."""
     pickled = _Pickled(area)
     pickled.add(tree)
@@ -68,7 +68,7 @@ class _Pickled:
         area: Where the tensors are.
     """
 
-    def __init__(self, area: StagingArea) -> None:
+    def __init__(self, area: HostBuffer) -> None:
         self._area = area
         self._buffer = io.BytesIO()
         self._pickler = _Pickler(self._buffer, area)
@@ -142,7 +142,7 @@ def _name_of(place: int) -> str:
 class _Pickler(pickle.Pickler):
     """Names storages instead of writing them, as torch's own does."""
 
-    def __init__(self, file: io.BytesIO, area: StagingArea) -> None:
+    def __init__(self, file: io.BytesIO, area: HostBuffer) -> None:
         super().__init__(file, PROTOCOL)
         self._area = area
         self._keys: dict[int, str] = {}

@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 
 @dataclass(eq=False)
-class Place:
+class Slot:
     """Where a tensor that was given out lies.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
     pickled: bytes | None = None
 
 
-class StagingArea:
+class HostBuffer:
     """Memory for the tensors of one checkpoint, used again for the next.
 
     On Linux it is a file that lives in memory only and has no name; elsewhere a temporary file.
@@ -54,8 +54,8 @@ class StagingArea:
         self._bytes: Any = None
         self._whole: torch.Tensor | None = None
         self._is_pinned = False
-        self._given: list[Place] = []  # in the order they were asked for
-        self._places: dict[int, Place] = {}  # the same, by the tensor
+        self._given: list[Slot] = []  # in the order they were asked for
+        self._places: dict[int, Slot] = {}  # the same, by the tensor
         self._asked = 0
         self._used = 0
 
@@ -104,7 +104,7 @@ class StagingArea:
         self._whole = torch.frombuffer(self._bytes, dtype=torch.uint8)
         self._is_pinned = pin_in_place(self._whole, self._device)
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+    def allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Room for a copy of a tensor: of its shape and, where it has no gaps, its strides.
 
         Past the end of the area nothing is given, only counted: see `wanted`.
@@ -120,13 +120,13 @@ class StagingArea:
         if self._used > self.size:
             return tensor
         self._take_back(slice(number, None))
-        place = Place(start, shaped, room(tensor), self._carve(tensor, start))
+        place = Slot(start, shaped, room(tensor), self._carve(tensor, start))
         self._given.append(place)
         self._places[id(place.tensor)] = place
         self._asked += 1
         return place.tensor
 
-    def place_of(self, tensor: torch.Tensor) -> Place | None:
+    def place_of(self, tensor: torch.Tensor) -> Slot | None:
         """Of one that was given out."""
         return self._places.get(id(tensor))
 

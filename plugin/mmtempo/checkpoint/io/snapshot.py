@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmtempo.device.streams import WITHOUT_PINNING, SideStream
 
-from .host_buffer import StagingArea
+from .host_buffer import HostBuffer
 
 # Nothing changes these, so that they need no copy.
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.Size})
@@ -24,7 +24,7 @@ class TornError(RuntimeError):
     """A tensor was changed while it was being copied."""
 
 
-class Late:
+class Deferred:
     """A value in a dict of a tree that nothing changes before the next fence, in no part of it.
 
     It is made and gone through when the training goes on already, but for a device, whose copies
@@ -56,7 +56,7 @@ class Snapshot:
         area: Where the copies go.
     """
 
-    def __init__(self, area: StagingArea) -> None:
+    def __init__(self, area: HostBuffer) -> None:
         self._area = area
         self._staged = threading.Event()
         self._staged.set()
@@ -160,7 +160,7 @@ class Snapshot:
 class _Freezer:
     """Rebuilds containers, with a place in the area for each tensor; copies everything else."""
 
-    def __init__(self, area: StagingArea, late: Collection[int], defers: bool) -> None:
+    def __init__(self, area: HostBuffer, late: Collection[int], defers: bool) -> None:
         self._area, self._late, self._defers = area, late, defers
         self._is_late = self._is_last = False
         self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -183,7 +183,7 @@ class _Freezer:
             ordered: OrderedDict = self._fill(OrderedDict(), value)
             self._fill(vars(ordered), vars(value))  # a state_dict's `_metadata`
             return ordered
-        if kind is Late:
+        if kind is Deferred:
             return self._freeze_now(value)
         return copy.deepcopy(value)
 
@@ -199,14 +199,14 @@ class _Freezer:
         return frozen
 
     def _is_put_off(self, item: Any) -> bool:
-        if type(item) is Late:
+        if type(item) is Deferred:
             return self._defers or item.is_of_host
         is_late = self._defers and type(item) is Tensor and item.layout is torch.strided
         return is_late and item.data_ptr() in self._late
 
     def tensors_put_off(self) -> list[Tensor]:
-        """Those whose places are still empty; what is in a `Late` is not known yet."""
-        return [part for _, _, part in self._parts if type(part) is not Late]
+        """Those whose places are still empty; what is in a `Deferred` is not known yet."""
+        return [part for _, _, part in self._parts if type(part) is not Deferred]
 
     def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
         """What is to be copied: whether it is of a late part, target and source."""
@@ -220,7 +220,7 @@ class _Freezer:
             parent[key] = self.freeze(part)
         return self.take_copies()
 
-    def _freeze_now(self, part: Late) -> Any:
+    def _freeze_now(self, part: Deferred) -> Any:
         self._is_late = True
         frozen = self.freeze(part.make())
         self._is_late = False
@@ -239,7 +239,7 @@ class _Freezer:
         for other, found in there:
             if _is_same(other, tensor):
                 return found
-        found = self._area.like(tensor)
+        found = self._area.allocate_like(tensor)
         if found is tensor and self._is_last:
             found = torch.empty_like(tensor, device='cpu')  # there was more than before
         there.append((tensor, found))

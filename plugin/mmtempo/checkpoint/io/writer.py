@@ -20,7 +20,7 @@ from mmtempo.utils.threads import HelperThread
 from . import writer_process
 from .archive import names_in, records_of
 from .disk_space import remove_leftovers
-from .host_buffer import StagingArea
+from .host_buffer import HostBuffer
 from .save import Save
 from .snapshot import Snapshot
 from .stall_limit import StallLimit
@@ -69,7 +69,7 @@ class DurableWriter:
         timeout: float = 600.0,
         warn: Callable[[str], Any] = warnings.warn,
     ) -> None:
-        self._area = StagingArea(device)
+        self._area = HostBuffer(device)
         self._snapshot = Snapshot(self._area)
         self._worker = self._new_worker(timeout, warn)
         # Also at the end of the interpreter, however that came about.
@@ -149,7 +149,7 @@ class _Worker:
 
     def __init__(
         self,
-        area: StagingArea,
+        area: HostBuffer,
         snapshot: Snapshot,
         timeout: float,
         warn: Callable[[str], Any],

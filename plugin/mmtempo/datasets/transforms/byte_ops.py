@@ -18,7 +18,7 @@ TRUNCATED = 2.0**-13 - 0.5
 # So near to a whole number float32 may round a sum to it.
 EDGE = 2.0**-10
 # Takes an image of three channels of bytes, and where to put what becomes of them: there even.
-Change = Callable[[np.ndarray, np.ndarray], None]
+ByteOp = Callable[[np.ndarray, np.ndarray], None]
 
 
 def look_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -27,7 +27,7 @@ def look_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return cv2.LUT(values, table).reshape(values.shape)
 
 
-def adding(beta: float, table: Callable[[], np.ndarray]) -> Change:
+def adding(beta: float, table: Callable[[], np.ndarray]) -> ByteOp:
     """Of each byte the sum with a number, less what is behind the point, from 0 to 255.
 
     Args:
@@ -42,7 +42,7 @@ def adding(beta: float, table: Callable[[], np.ndarray]) -> Change:
     return partial(_add if more > 0 else _subtract, (amount, amount, amount, 0))
 
 
-def multiplying(factor: float, table: Callable[[], np.ndarray]) -> Change:
+def multiplying(factor: float, table: Callable[[], np.ndarray]) -> ByteOp:
     """Return a function that multiplies each byte, truncates and clips it to 0 to 255.
 
     OpenCV's product rounds; for some factors one of the 256 results differs from the table's,

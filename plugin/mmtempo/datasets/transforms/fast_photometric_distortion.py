@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 from mmseg.datasets.transforms import PhotoMetricDistortion
 
-from .byte_ops import BYTES, Change, adding, multiplying
+from .byte_ops import BYTES, ByteOp, adding, multiplying
 
 _HsvChange = Callable[[np.ndarray], None]
 
@@ -61,9 +61,9 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
             results['img'] = _distorted(image, steps)
         return results
 
-    def _draw(self) -> list[Change]:
+    def _draw(self) -> list[ByteOp]:
         """What is to be done, drawn in stock's order."""
-        steps: list[Change] = []
+        steps: list[ByteOp] = []
         if np.random.randint(2):
             beta = np.random.uniform(-self.brightness_delta, self.brightness_delta)
             steps.append(adding(beta, partial(self.convert, BYTES, beta=beta)))
@@ -84,14 +84,14 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
             steps += self._draw_product(self.contrast_lower, self.contrast_upper)
         return steps
 
-    def _draw_product(self, lower: float, upper: float) -> list[Change]:
+    def _draw_product(self, lower: float, upper: float) -> list[ByteOp]:
         if not np.random.randint(2):
             return []
         factor = np.random.uniform(lower, upper)
         return [multiplying(factor, partial(self.convert, BYTES, alpha=factor))]
 
 
-def _distorted(image: np.ndarray, steps: list[Change]) -> np.ndarray:
+def _distorted(image: np.ndarray, steps: list[ByteOp]) -> np.ndarray:
     """A new image, after all steps."""
     made = np.empty(image.shape, np.uint8)
     for step in steps:
@@ -107,7 +107,7 @@ def _change_in_hsv(changes: list[_HsvChange], image: np.ndarray, out: np.ndarray
     cv2.cvtColor(out, cv2.COLOR_HSV2BGR, dst=out)
 
 
-def _saturate(change: Change, hsv: np.ndarray) -> None:
+def _saturate(change: ByteOp, hsv: np.ndarray) -> None:
     """Change the saturation, in place."""
     # All three channels and a copy of one are faster than to take that out and put it back.
     changed = np.empty_like(hsv)

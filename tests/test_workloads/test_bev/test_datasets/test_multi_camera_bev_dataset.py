@@ -18,7 +18,7 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import Runner
 
 from mmtempo.doctor.preflight import preflight
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.datasets.multi_camera_bev_dataset import MultiCameraBEVDataset
 from mmtempo.workloads.bev.structures.calibration import CAMERA_NAMES, EGO_TO_BEV
 from tests.testing.common import MULTICAM, tiny_options
@@ -181,7 +181,7 @@ def test_nothing_waits(multicam_cfg: Config) -> None:
         model = MODELS.build(multicam_cfg.model)
         dataset = DATASETS.build(multicam_cfg.train_dataloader.dataset)
     batch = pseudo_collate([dataset[0], dataset[1]])
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         losses = model(**model.data_preprocessor(batch, True), mode='loss')
         sum(losses.values()).backward()
     assert counter.waits == []

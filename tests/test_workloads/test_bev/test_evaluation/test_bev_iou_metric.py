@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.evaluation.bev_iou_metric import BEVIoUMetric
 
 CLASSES = ('road', 'car', 'ghost', 'never')
@@ -98,7 +98,7 @@ def test_threshold() -> None:
 
 def test_counting_waits_for_nothing() -> None:
     metric = BEVIoUMetric(classes=CLASSES)
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         metric.process(None, IMAGES)
     assert counter.waits == []
 

@@ -8,7 +8,7 @@ import torch
 from mmseg.models import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.models import bev_data_preprocessor
 from mmtempo.workloads.bev.models.bev_data_preprocessor import BEVDataPreprocessor
 from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
@@ -131,7 +131,7 @@ def test_without_labels() -> None:
 
 def test_nothing_waits_for_the_device() -> None:
     preprocessor, data = BEVDataPreprocessor(), batch()
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         preprocessor(data, training=True)
     assert counter.waits == []
 

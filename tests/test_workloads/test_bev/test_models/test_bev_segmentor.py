@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 
 
 def build(cfg: Config, **changes: object) -> torch.nn.Module:
@@ -97,7 +97,7 @@ def test_losses_do_not_depend_on_the_splat(tiny_cfg: Config, splat: str) -> None
 
 def test_forward_and_backward_wait_for_nothing(tiny_cfg: Config) -> None:
     model, data = build(tiny_cfg), batch(tiny_cfg)
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         losses = model(**model.data_preprocessor(data, True), mode='loss')
         sum(losses.values()).backward()
     assert counter.waits == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.logging import MMLogger
 
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.models.lift_splat_shoot import LiftSplatShoot
 from mmtempo.workloads.bev.structures.calibration import pixel_to_bev
 from tests.testing.splat_by_hand import by_hand
@@ -173,7 +173,7 @@ def test_wrong_feature_size_names_the_stride() -> None:
 def test_waits_for_nothing_with_preparation(cameras: np.ndarray) -> None:
     module = make(depth=(1.0, 5.0, 0.5), ground=1.5)
     features = torch.randn(cameras.shape[0] * cameras.shape[1], 5, *FEATURES, requires_grad=True)
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         for _ in range(2):  # computed, then from the cache
             module(features, module.prepare(cameras, IMAGE)).sum().backward()
     assert counter.waits == []

@@ -18,7 +18,7 @@ from mmtempo.benchmarks.splat.measure import (
     make_inputs,
     step,
 )
-from mmtempo.doctor.sync_census import WaitCensus
+from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.models.frustum import Frustum, SplatGeometry, unlike_column
 from mmtempo.workloads.bev.models.geometry_cache import GeometryCache
 from mmtempo.workloads.bev.models.splat import SPLATS, splat
@@ -227,7 +227,7 @@ def test_one_cell(formulation: str) -> None:
 def test_waits_for_nothing(formulation: str) -> None:
     geometry = small(formulation)
     context, depth, grad = make_data(geometry, channels=3)
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         splat(context, depth, geometry).backward(grad)
     assert counter.waits == []
 
@@ -235,7 +235,7 @@ def test_waits_for_nothing(formulation: str) -> None:
 def test_the_classic_waits() -> None:
     geometry = small('cumsum')
     context, depth, grad = make_data(geometry, channels=3)
-    with WaitCensus() as counter:
+    with SyncCensus() as counter:
         splat(context, depth, geometry).backward(grad)
     assert len(counter.waits) >= 3
 
