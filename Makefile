@@ -50,6 +50,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest -m "not slow" -n $(JOBS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(READY)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from mmtempo.utils.atomic_file import write_whole
+from mmtempo.utils.atomic_file import replace_file, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -19,18 +20,28 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ['a.html']
 
 
-def test_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / 'a.html'
     path.write_text('old')
-    write_text = Path.write_text
 
-    def full(self: Path, text: str, **options: object) -> int:
-        write_text(self, text[:1])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+    def full(file: BinaryIO) -> None:
+        file.write(b'n')
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, 'write_text', full)
     with pytest.raises(OSError, match='No space left'):
-        write_whole(path, 'new')
+        replace_file(path, full)
+    assert (path.read_text(), os.listdir(tmp_path)) == ('old', ['a.html'])
+
+
+def test_an_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / 'a.html'
+    path.write_text('old')
+
+    def interrupted(file: BinaryIO) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(path, interrupted)
     assert (path.read_text(), os.listdir(tmp_path)) == ('old', ['a.html'])
 
 

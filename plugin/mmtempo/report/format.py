@@ -7,7 +7,6 @@ from typing import Any
 from mmtempo.utils import units
 
 MISSING = '\N{EN DASH}'
-_SIZES = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 
 
 def number(value: Any) -> float | None:
@@ -36,13 +35,7 @@ def duration(value: Any) -> str:
 def size(value: Any) -> str:
     """Bytes."""
     found = number(value)
-    if found is None:
-        return MISSING
-    for unit in _SIZES:
-        if abs(found) < 1000 or unit == _SIZES[-1]:
-            break
-        found /= 1024
-    return f'{found:.0f} B' if unit == 'B' else digits(found, unit)
+    return MISSING if found is None else units.size(found)
 
 
 def percent(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_SIZES = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
+
 
 def duration(seconds: float) -> str:
     """As '420 µs', '87.3 ms', '2.31 s', '12 min 04 s', '3 h 20 min'."""
@@ -15,6 +17,15 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours} h {minutes:02} min' if hours else f'{minutes} min {rest:02} s'
+
+
+def size(number: float) -> str:
+    """As '512 B', '12.3 MiB', '1.21 GiB': bytes in units of 1024."""
+    for unit in _SIZES:
+        if abs(number) < 1000 or unit == _SIZES[-1]:
+            break
+        number /= 1024
+    return f'{number:.0f} B' if unit == _SIZES[0] else f'{digits(number)} {unit}'
 
 
 def percent(share: float) -> str:
