@@ -1,4 +1,4 @@
-"""Every wrong installation is named, with what was found and the command that mends it."""
+"""Each wrong installation is reported with the versions found and the command that fixes it."""
 
 import pytest
 

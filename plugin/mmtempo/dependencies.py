@@ -1,7 +1,7 @@
-"""Which mm-stack is installed, and is it one that mmtempo runs on?
+"""Check which mm-stack is installed, and whether mmtempo supports it.
 
-Looks at package metadata only, so that it can speak before an import of a
-half-installed stack fails with a message about something else.
+Reads package metadata only: importing a half-installed stack would fail first, with a misleading
+message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.version import Version
 MIN_PYTHON = (3, 10)
 MIN_TORCH = '2.3'
 
-# Distribution names by import name, and the versions mmtempo is tested with.
+# Distributions of each stack, with the supported versions.
 STACKS: dict[str, dict[str, str]] = {
     'onedl': {
         'onedl-mmengine': '>=0.10.10,<0.12',
@@ -48,7 +48,7 @@ OPS_COMMAND = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of everything the check looks at; what is missing is left out."""
+    """Return the versions of the installed distributions that `explain_problem` looks at."""
     names = ['torch', *ALIASES.values()]
     for stack in STACKS.values():
         names += stack
@@ -62,14 +62,14 @@ def installed_versions() -> dict[str, str]:
 
 
 def has_compiled_ops() -> bool:
-    """Whether the installed mmcv carries its compiled operators (`mmcv._ext`)."""
+    """Return whether the installed mmcv has compiled operators (`mmcv._ext`)."""
     return importlib.util.find_spec('mmcv') is not None and (
         importlib.util.find_spec('mmcv._ext') is not None
     )
 
 
 def active_stack(found: Mapping[str, str]) -> str | None:
-    """Name of the stack that `found` belongs to, or None where it is neither or both."""
+    """Return the name of the installed stack; None where neither or both are installed."""
     present = [
         name
         for name, packages in STACKS.items()
@@ -81,11 +81,12 @@ def active_stack(found: Mapping[str, str]) -> str | None:
 def explain_problem(
     found: Mapping[str, str], python: tuple[int, ...] = sys.version_info[:2]
 ) -> str | None:
-    """What is wrong with an installation and which command mends it; None if all is well."""
+    """Return the problem of an installation and the command that fixes it; None if it is fine."""
     listing = ', '.join(f'{name} {version}' for name, version in sorted(found.items())) or 'none'
 
     def problem(what: str, command: str) -> str:
-        return f'mmtempo cannot run here: {what}\n  found:  {listing}\n  mend:   {command}'
+        title = f'mmtempo cannot run with this installation: {what}'
+        return f'{title}\n  found:  {listing}\n  fix:    {command}'
 
     if tuple(python[:2]) < MIN_PYTHON:
         wanted = '.'.join(map(str, MIN_PYTHON))
@@ -104,7 +105,7 @@ def explain_problem(
     if stack is None:
         if any(name in found for name in STACKS['onedl']):
             return problem(
-                'two mm-stacks are installed over each other (they share their import names)',
+                'two mm-stacks are installed over each other (they share import names)',
                 'pip uninstall -y mmengine mmengine-lite mmcv mmcv-lite mmsegmentation; '
                 'pip install --force-reinstall --no-deps '
                 + INSTALL['onedl'].removeprefix('pip install '),
@@ -123,7 +124,7 @@ def explain_problem(
 
 
 def check_stack() -> None:
-    """Raise ImportError with versions and the mending command if the stack cannot work."""
+    """Raise ImportError, with the versions found and the command that fixes them."""
     message = explain_problem(installed_versions())
     if message is not None:
         raise ImportError(message)

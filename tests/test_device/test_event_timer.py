@@ -1,4 +1,4 @@
-"""The device's time of the parts of an iteration; nobody waits for it."""
+"""Device time of the parts of an iteration, without synchronization."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def clock_of(every: int = 1, most: int = 64) -> EventTimer:
 
 
 def iterate(clock: EventTimer, device: LateDevice, number: int) -> None:
-    device.work(1000)  # what is nobody's
+    device.work(1000)  # before `begin`: not counted
     clock.begin()
     device.work(10 + number)
     clock.mark('forward')
@@ -38,7 +38,7 @@ def expected(number: int) -> tuple[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize('has_seam', [True, False])
-def test_parts_of_an_iteration(has_seam: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_summed_by_part(has_seam: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = LateDevice(monkeypatch, has_seam)
     clock = clock_of()
     iterate(clock, device, 3)
@@ -48,8 +48,8 @@ def test_parts_of_an_iteration(has_seam: bool, monkeypatch: pytest.MonkeyPatch) 
     assert clock.take() == []
 
 
-def test_a_device_that_is_late(device: LateDevice) -> None:
-    """Iterations come in order, each as soon as its last event was reached, and not before."""
+def test_late_iterations_are_read_in_order_when_complete(device: LateDevice) -> None:
+    """An iteration is taken as soon as its last event is reached, and not before."""
     clock = clock_of()
     for number in range(4):
         iterate(clock, device, number)
@@ -61,11 +61,11 @@ def test_a_device_that_is_late(device: LateDevice) -> None:
     assert [one for some in taken for one in some] == [expected(number) for number in range(4)]
 
 
-def test_an_event_on_a_stream_that_is_later(device: LateDevice) -> None:
-    """The last event was reached, an earlier one was not."""
+def test_events_of_a_later_stream_delay_their_iteration(device: LateDevice) -> None:
+    """The last event is reached, an earlier one on another stream is not."""
     clock = clock_of()
     iterate(clock, device, 0)
-    last = clock._flying[0].events[-1]
+    last = clock._pending[0].events[-1]
     last.number = 0.5
     device.catch_up(1)
     assert last.query()
@@ -74,28 +74,28 @@ def test_an_event_on_a_stream_that_is_later(device: LateDevice) -> None:
     assert len(clock.take()) == 1
 
 
-def test_events_are_used_again(device: LateDevice) -> None:
+def test_events_are_reused(device: LateDevice) -> None:
     clock = clock_of()
     for number in range(100):
         iterate(clock, device, number)
-        if number % 10 == 9:  # it is up to ten iterations behind
+        if number % 10 == 9:  # it lags up to ten iterations
             device.catch_up()
             assert len(clock.take()) == 10
     assert device.created == 40
     assert clock.skipped == 0
 
 
-def test_nobody_has_to_take_often(device: LateDevice) -> None:
-    """It is read out meanwhile, a little in each iteration, and memory is fixed."""
+def test_memory_is_bounded_without_take(device: LateDevice) -> None:
+    """Completed events are read a few at a time in each iteration."""
     clock = clock_of(most=5)
     for number in range(4):
         iterate(clock, device, number)
     created = device.created
     for number in range(4, MOST_DONE + 10):
         device.catch_up()
-        before = len(clock._flying)
+        before = len(clock._pending)
         iterate(clock, device, number)
-        assert before - len(clock._flying) <= 1  # two are read, one has come
+        assert before - len(clock._pending) <= 1  # two are read, one is added
     assert device.created <= created + 4
     assert clock.skipped == 0
     device.catch_up()
@@ -103,7 +103,7 @@ def test_nobody_has_to_take_often(device: LateDevice) -> None:
     assert clock.take() == []
 
 
-def test_a_device_that_is_too_late_is_not_measured(device: LateDevice) -> None:
+def test_iterations_are_skipped_while_too_many_are_pending(device: LateDevice) -> None:
     clock = clock_of(most=5)
     for number in range(8):
         iterate(clock, device, number)
@@ -118,7 +118,7 @@ def test_a_device_that_is_too_late_is_not_measured(device: LateDevice) -> None:
     assert device.created == 20
 
 
-def test_some_iterations(device: LateDevice) -> None:
+def test_interval_measures_the_first_and_each_nth_iteration(device: LateDevice) -> None:
     clock = clock_of(every=3)
     for number in range(7):
         iterate(clock, device, number)
@@ -128,8 +128,8 @@ def test_some_iterations(device: LateDevice) -> None:
     assert device.recorded == 12
 
 
-def test_an_iteration_that_was_not_ended(device: LateDevice) -> None:
-    """As where it has failed: it is not measured, and its events serve the next."""
+def test_an_iteration_without_end_returns_its_events(device: LateDevice) -> None:
+    """A failed iteration is not measured, and its events are reused."""
     clock = clock_of()
     clock.begin()
     clock.mark('forward')
@@ -139,7 +139,7 @@ def test_an_iteration_that_was_not_ended(device: LateDevice) -> None:
     assert device.created == 4
 
 
-def test_marks_that_nobody_has_begun(device: LateDevice) -> None:
+def test_marks_without_begin_are_ignored(device: LateDevice) -> None:
     clock = clock_of()
     clock.mark('forward')
     clock.end(0)
@@ -151,7 +151,7 @@ def test_marks_that_nobody_has_begun(device: LateDevice) -> None:
 
 
 @pytest.mark.parametrize('kind', ['cpu', 'meta', 'mps'])
-def test_where_time_cannot_be_told_without_waiting(kind: str) -> None:
+def test_devices_without_timing_events_have_no_timer(kind: str) -> None:
     assert EventTimer.of(torch.device(kind)) is None
     assert TimingEvents.of(torch.device(kind)) is None
 

@@ -1,4 +1,4 @@
-"""The copy is started, then an event on the tensor's own device; reading waits for that."""
+"""The copy is started, then an event is recorded on the device of the tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmtempo.device.host_copy import HostCopy
 
 
 class FakeDevice:
-    """Notes in which order things are asked of it."""
+    """Records the order of calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[Any] = []
@@ -40,7 +40,7 @@ class FakeDevice:
         return [1.0]
 
 
-def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_from_a_device_waits_for_its_event_only(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDevice(monkeypatch)
     copy = HostCopy(SimpleNamespace(device=fake.device))  # type: ignore[arg-type]
     assert fake.asked == [('copy', True), ('record', 'stream of cuda:1')]
@@ -51,16 +51,16 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.asked[2:] == ['wait', 'read']
 
 
-def test_on_the_host_it_is_there_at_once() -> None:
+def test_a_tensor_on_the_host_has_arrived() -> None:
     copy = HostCopy(torch.tensor([1.0, 2.0]))
     assert copy.arrived
     assert copy.values() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(('device', 'pinned'), [('cuda', True), ('xpu', True), ('mps', False)])
-def test_memory_is_pinned_where_there_is_such(
+def test_host_memory_is_pinned_where_supported(
     device: str, pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, 'empty_like', lambda tensor, **options: options)
     tensor: Any = SimpleNamespace(device=torch.device(device))
-    assert host_copy._room_for(tensor) == dict(device='cpu', pin_memory=pinned)
+    assert host_copy._empty_on_host(tensor) == dict(device='cpu', pin_memory=pinned)

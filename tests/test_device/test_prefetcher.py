@@ -1,4 +1,4 @@
-"""Batches are on the device one step ahead; nothing is read or overwritten too early."""
+"""Batches are staged one step ahead; nothing is read or overwritten too early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GARBAGE = 'garbage'
 
 
 class Stream:
-    """Operations in order, executed when the device gets to it."""
+    """A queue of operations, executed when the device reaches them."""
 
     def __init__(self, device: FakeDevice, name: str) -> None:
         self.device, self.name = device, name
@@ -34,7 +34,7 @@ class Stream:
         self.todo.append(operation)
 
     def step(self) -> bool:
-        """Execute one operation; whether there was one that may start."""
+        """Execute one operation; return whether one could start."""
         if not self.todo or not self.todo[0]():
             return False
         self.todo.popleft()
@@ -53,7 +53,7 @@ class Stream:
 
 
 class Event:
-    """A place in a stream; it may be recorded again."""
+    """A position in a stream; may be recorded again."""
 
     stream: Stream | None = None
     number = 0
@@ -72,7 +72,7 @@ class Event:
 
 
 class Block:
-    """Memory of the device; a tensor that goes gives it back to the stream that it came from."""
+    """Memory of the device; a freed tensor returns it to the stream it was allocated on."""
 
     content: Any = None
 
@@ -87,7 +87,7 @@ class Tensor:
 
 
 class HostBatch:
-    """Memory of the loader: when nobody holds it, the next batch is written there."""
+    """Memory of the loader; without references the next batch is written there."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -98,7 +98,7 @@ class HostBatch:
 
 
 class FakeDevice:
-    """Executes late, in an order of its own; what it reads is compared with what it should."""
+    """Executes late, in another order; compares what it reads with what it should read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.computing, self.side = Stream(self, 'computing'), Stream(self, 'side')
@@ -128,7 +128,7 @@ class FakeDevice:
         return Block()
 
     def stage(self, batch: HostBatch) -> Tensor:
-        """A copy, and a normalise that makes another tensor of it."""
+        """Copy, then normalize into another tensor."""
         assert self.current is self.side
         copied, memory = Tensor(self, self.current), batch.memory
         source, target = copied.block, Tensor(self, self.current)
@@ -146,7 +146,7 @@ class FakeDevice:
         return target
 
     def train(self, tensor: Tensor, number: int) -> None:
-        """A step that reads the batch twice."""
+        """Run a step that reads the batch twice."""
         assert self.current is self.computing
         block = tensor.block
         self.log.append(('step', number))
@@ -154,7 +154,7 @@ class FakeDevice:
             self.current.give(lambda: self.seen.append((number, block.content)))
 
     def run(self, steps: int | None, choose: Callable[[], bool]) -> None:
-        """Execute operations, all without a number; `choose` says whether the side goes first."""
+        """Execute operations; `choose` decides whether the side stream goes first."""
         while steps is None or steps > 0:
             first, second = self.computing, self.side
             if choose():
@@ -168,7 +168,7 @@ class FakeDevice:
 
 
 class Source:
-    """Batches, some of which are late."""
+    """A source of batches, some of which are late."""
 
     def __init__(self, batches: Iterator[Any], ready: Callable[[], bool] = lambda: True) -> None:
         self.ready, self.taken, self.ends = ready, 0, 0
@@ -196,7 +196,7 @@ def train(
     ready: Callable[[], bool] = lambda: True,
     between: Callable[[], None] = lambda: None,
 ) -> DevicePrefetcher:
-    """Steps that let go of the batch in their middle."""
+    """Run steps that drop the batch in their middle."""
     source = Source(map(HostBatch, range(count)), ready)
     prefetcher = DevicePrefetcher(source, device.stage, side)
     for number in range(count):
@@ -220,11 +220,11 @@ def steps_late() -> bool:
 
 @pytest.mark.parametrize('is_ready', [True, False])
 @pytest.mark.parametrize('choose', [copies_late, steps_late])
-def test_a_device_that_is_late_with_everything(
+def test_each_order_of_streams_reads_the_right_data(
     device: FakeDevice, choose: Callable[[], bool], is_ready: bool
 ) -> None:
     side = SideStream(DEVICE)
-    for _ in range(2):  # an epoch, and the next one
+    for _ in range(2):  # two epochs
         train(device, side, 6, lambda: is_ready)
     device.run(None, choose)
     assert device.seen == [(n, n) for _ in range(2) for n in range(6) for _ in range(2)]
@@ -232,7 +232,7 @@ def test_a_device_that_is_late_with_everything(
 
 
 @pytest.mark.parametrize('seed', range(60))
-def test_a_device_that_is_late_somehow(device: FakeDevice, seed: int) -> None:
+def test_random_orders_of_streams_read_the_right_data(device: FakeDevice, seed: int) -> None:
     rng = random.Random(seed)
     prefers_side, pace = rng.random(), rng.choice([2, 4, 8])
     side = SideStream(DEVICE)
@@ -253,8 +253,8 @@ def test_a_device_that_is_late_somehow(device: FakeDevice, seed: int) -> None:
     assert device.host_waits == 0
 
 
-def test_the_copy_runs_beside_the_step_in_front_of_it(device: FakeDevice) -> None:
-    """It is given to the device first, and does not wait for that step, but for those before."""
+def test_a_copy_overlaps_with_the_step_before_it(device: FakeDevice) -> None:
+    """It is launched first and waits for the earlier steps only."""
     source = Source(map(HostBatch, range(4)))
     prefetcher = DevicePrefetcher(source, device.stage, SideStream(DEVICE))
     for number in range(3):
@@ -271,7 +271,7 @@ def test_the_copy_runs_beside_the_step_in_front_of_it(device: FakeDevice) -> Non
         assert device.copied == list(range(number + 2))
 
 
-def test_a_step_does_not_wait_for_the_copy_beside_it(device: FakeDevice) -> None:
+def test_a_step_does_not_wait_for_the_overlapping_copy(device: FakeDevice) -> None:
     prefetcher = DevicePrefetcher(
         Source(map(HostBatch, range(9))), device.stage, SideStream(DEVICE)
     )
@@ -283,7 +283,7 @@ def test_a_step_does_not_wait_for_the_copy_beside_it(device: FakeDevice) -> None
         device.run(None, steps_late)
 
 
-def test_the_next_batch_is_not_waited_for_before_this_one_is_handed_out(
+def test_a_batch_is_returned_before_the_next_one_is_available(
     device: FakeDevice,
 ) -> None:
     source = Source(map(HostBatch, range(3)), lambda: False)
@@ -293,8 +293,8 @@ def test_the_next_batch_is_not_waited_for_before_this_one_is_handed_out(
         assert source.taken == number + 1
 
 
-def test_memory_and_events_are_used_again(device: FakeDevice) -> None:
-    """A device that keeps up takes no more of them for more batches; so does one that is late."""
+def test_memory_and_events_are_reused(device: FakeDevice) -> None:
+    """Their number does not grow with the batches, on a fast or a late device."""
     side = SideStream(DEVICE)
     train(device, side, 50, between=lambda: device.run(None, steps_late))
     assert device.events <= 2
@@ -303,7 +303,7 @@ def test_memory_and_events_are_used_again(device: FakeDevice) -> None:
     assert device.blocks <= 4
 
 
-def test_batches_on_the_host_go_when_they_are_copied(device: FakeDevice) -> None:
+def test_host_batches_are_released_once_copied(device: FakeDevice) -> None:
     side, hosts = SideStream(DEVICE), []
 
     def make(number: int) -> HostBatch:
@@ -326,7 +326,7 @@ class LoaderError(Exception):
 
 
 @pytest.mark.parametrize('is_ready', [True, False])
-def test_an_error_of_the_source_comes_in_its_turn_and_once(
+def test_an_error_of_the_source_is_raised_once_at_its_batch(
     device: FakeDevice, is_ready: bool
 ) -> None:
     def batches() -> Iterator[HostBatch]:
@@ -344,8 +344,8 @@ def test_an_error_of_the_source_comes_in_its_turn_and_once(
     assert source.ends == 1
 
 
-def test_an_error_in_staging_as_well(device: FakeDevice) -> None:
-    """Copies that it started are on their way."""
+def test_an_error_in_staging_is_raised_once_at_its_batch(device: FakeDevice) -> None:
+    """Copies that it started are still in progress."""
 
     def stage(batch: HostBatch) -> Tensor:
         tensor = device.stage(batch)
@@ -373,7 +373,7 @@ def test_an_error_in_staging_as_well(device: FakeDevice) -> None:
     assert memory[1] == [GARBAGE]
 
 
-def test_the_end(device: FakeDevice) -> None:
+def test_the_end_of_the_source_ends_the_batches(device: FakeDevice) -> None:
     source = Source(map(HostBatch, range(3)))
     prefetcher = DevicePrefetcher(source, device.stage, SideStream(DEVICE))
     assert len(list(prefetcher)) == 3
@@ -381,7 +381,7 @@ def test_the_end(device: FakeDevice) -> None:
     assert source.ends == 1
 
 
-def test_closing_lets_go_of_what_was_staged(device: FakeDevice) -> None:
+def test_close_releases_the_staged_batch(device: FakeDevice) -> None:
     source = Source(map(HostBatch, range(5)))
     prefetcher = DevicePrefetcher(source, device.stage, SideStream(DEVICE))
     tensor = next(prefetcher)
@@ -390,7 +390,7 @@ def test_closing_lets_go_of_what_was_staged(device: FakeDevice) -> None:
     prefetcher.close()
     assert list(prefetcher) == []
     assert source.taken == 2
-    assert len(device.free[device.side]) == device.blocks - 1  # all but the one handed out
+    assert len(device.free[device.side]) == device.blocks - 1  # all but the returned one
     del tensor
 
 

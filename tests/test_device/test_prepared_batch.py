@@ -1,4 +1,4 @@
-"""What was made of a batch is handed out once, for the batch that it was made of."""
+"""The prepared form is returned once, for the unchanged batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from mmtempo.device.prepared_batch import PreparedBatch, take_prepared
 
 
-def test_all_others_see_the_batch() -> None:
+def test_hooks_see_the_batch_of_the_loader() -> None:
     batch = dict(inputs=[1], data_samples=[2])
     prepared = PreparedBatch(batch, 'ready')
     assert prepared == batch
@@ -25,14 +25,14 @@ def test_all_others_see_the_batch() -> None:
     assert type(pickle.loads(pickle.dumps(prepared))) is dict
 
 
-def test_it_is_handed_out_once() -> None:
+def test_the_prepared_form_is_returned_once() -> None:
     prepared = PreparedBatch(dict(a=1), 'ready', training=True)
     assert take_prepared(prepared, True) == 'ready'
     assert take_prepared(prepared, True) is None
     assert take_prepared(dict(a=1), True) is None
 
 
-def test_for_training_or_testing() -> None:
+def test_the_prepared_form_is_for_its_mode_only() -> None:
     prepared = PreparedBatch(dict(a=1), 'ready', training=False)
     assert prepared.take(True) is None
     assert prepared.take() is None
@@ -48,14 +48,14 @@ def test_for_training_or_testing() -> None:
         lambda batch: batch.clear(),
     ],
 )
-def test_not_for_a_batch_that_was_changed(change: Callable[[dict], Any]) -> None:
+def test_a_changed_batch_loses_its_prepared_form(change: Callable[[dict], Any]) -> None:
     prepared = PreparedBatch(dict(a=[0], c=None), 'ready')
     change(prepared)
     assert prepared.take() is None
 
 
-def test_it_goes_when_the_step_lets_it_go() -> None:
-    """Not when the batch goes: a model may free its input in the middle of a step."""
+def test_the_step_can_free_the_prepared_form() -> None:
+    """A model may free its input in the middle of a step, while the batch still exists."""
     prepared = PreparedBatch(dict(a=1), torch.ones(2))
     ready = weakref.ref(prepared._ready)
     prepared.take()

@@ -1,4 +1,4 @@
-"""Copies to a device that is not there."""
+"""Streams and copies, with a fake device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmtempo.device.streams import SideStream, pin_in_place, to_device, unpin
 
 
 class Remembering:
-    """A tensor that notes what is done with it."""
+    """A tensor that records the calls on it."""
 
     def __init__(self, device: str = 'cpu', pinned: bool = False) -> None:
         self.device, self.pinned = torch.device(device), pinned
@@ -50,20 +50,22 @@ class Remembering:
         ({}, 'meta', [('meta', False, False)]),
     ],
 )
-def test_pins_what_leaves_the_host(start: dict, device: Any, done: list) -> None:
+def test_tensors_are_pinned_before_they_leave_the_host(
+    start: dict, device: Any, done: list
+) -> None:
     tensor = Remembering(**start)
     to_device(tensor, device)  # type: ignore[arg-type]
     assert tensor.done == done
 
 
-def test_on_the_cpu_nothing_is_copied() -> None:
+def test_a_tensor_on_the_cpu_is_not_copied_to_the_cpu() -> None:
     tensor = torch.arange(3)
     assert to_device(tensor, 'cpu') is tensor
     assert to_device(tensor, 'meta').device.type == 'meta'
 
 
 class FakeCuda:
-    """Its calls, and the device that is current at each."""
+    """A fake CUDA runtime that records calls and the current device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, result: str = 'success') -> None:
         self.done: list[Any] = []
@@ -99,7 +101,7 @@ class FakeCuda:
         raise RuntimeError(self.result)
 
 
-def test_pins_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_memory_is_pinned_and_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda(monkeypatch)
     memory, device = torch.empty(5, dtype=torch.uint8), torch.device('cuda:1')
     assert pin_in_place(memory, device)
@@ -111,8 +113,10 @@ def test_pins_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_where_memory_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fails because of it, not even the next kernel."""
+def test_failed_pinning_leaves_no_error_for_the_next_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA reports a pending error at the next kernel."""
     fake = FakeCuda(monkeypatch, 'no memory')
     memory = torch.empty(5, dtype=torch.uint8)
     assert not pin_in_place(memory, torch.device('cuda:1'))
@@ -122,14 +126,16 @@ def test_where_memory_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize('device', ['cpu', 'mps', 'xpu'])
-def test_others_pin_no_memory_that_is_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_do_not_pin_existing_memory(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = FakeCuda(monkeypatch)
     assert not pin_in_place(torch.empty(5), torch.device(device))
     assert fake.done == []
 
 
 class FakeStreams:
-    """A device with streams; notes in which order things are asked of it."""
+    """A device with streams that records the order of calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, has_seam: bool) -> None:
         self.asked: list[Any] = []
@@ -190,9 +196,7 @@ class FakeStreams:
 
 
 @pytest.mark.parametrize('has_seam', [True, False])
-def test_copies_beside_what_the_device_computes(
-    has_seam: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_run_on_the_side_stream(has_seam: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeStreams(monkeypatch, has_seam)
     stream = SideStream(torch.device('cuda:1'))
     event = stream.copy([fake.pair('a'), fake.pair('b')])
@@ -210,11 +214,13 @@ def test_copies_beside_what_the_device_computes(
 
 
 @pytest.mark.parametrize('has_seam', [True, False])
-def test_keeps_what_is_read_until_it_was(has_seam: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_referenced_until_it_was_read(
+    has_seam: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = FakeStreams(monkeypatch, has_seam)
     stream, contents = SideStream(torch.device('cuda:1')), [{1}, {2}]
     held = [weakref.ref(content) for content in contents]
-    with stream.beside():
+    with stream.overlapped():
         assert fake.current.name == 'side of cuda:1'
         for content in contents:
             event = stream.keep(content)
@@ -237,7 +243,7 @@ def test_keeps_what_is_read_until_it_was(has_seam: bool, monkeypatch: pytest.Mon
     assert 'host waits' not in fake.asked
 
 
-def test_a_failure_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_restores_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeStreams(monkeypatch, has_seam=True)
     stream = SideStream(torch.device('cuda:1'))
     with pytest.raises(RuntimeError, match='broken'):

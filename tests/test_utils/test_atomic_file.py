@@ -1,4 +1,4 @@
-"""A file is written as a whole, or not at all."""
+"""A file is replaced as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from mmtempo.utils.atomic_file import replace_file, write_whole
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_replaced_file_leaves_no_temporary(tmp_path: Path) -> None:
     path = tmp_path / 'a.html'
     path.write_text('old')
     assert write_whole(path, 'new ä') == path
@@ -45,13 +45,13 @@ def test_an_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
     assert (path.read_text(), os.listdir(tmp_path)) == ('old', ['a.html'])
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match='the folder .*nowhere does not exist'):
         write_whole(tmp_path / 'nowhere/a.html', '')
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
-    """Another file in the place of a device would be there until the next start."""
+def test_a_device_or_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """A file in the place of a device would stay until the next boot."""
     os.mkfifo(tmp_path / 'pipe')
     reader = os.open(tmp_path / 'pipe', os.O_RDONLY | os.O_NONBLOCK)
     write_whole(tmp_path / 'pipe', 'text')

@@ -1,4 +1,4 @@
-"""What is drawn is a function of a key, and nobody else's draws are disturbed."""
+"""Draws are a function of the key and leave the global generators as they were."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def of_key(*key: int) -> tuple[float, float, float]:
     return draw()
 
 
-def test_a_function_of_the_key() -> None:
+def test_equal_keys_give_equal_draws() -> None:
     keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (2**31, 7, 10**7)]
     first = [of_key(*key) for key in keys]
     assert [of_key(*key) for key in keys] == first
     for drawn in zip(*first):
         assert len(set(drawn)) == len(keys)
-    assert len(set(first[0])) == 3  # the generators are not in step with one another
+    assert len(set(first[0])) == 3  # the generators differ from each other
 
 
-def test_outside_nobody_notices() -> None:
+def test_seeded_restores_the_generators() -> None:
     seed_generators(1)
     expected = [draw(), draw()]
     seed_generators(1)
@@ -39,7 +39,7 @@ def test_outside_nobody_notices() -> None:
     assert inside == of_key(2)
 
 
-def test_own_generators_go_on() -> None:
+def test_isolated_generators_continue_in_the_next_block() -> None:
     seed_generators(3)
     expected = [draw() for _ in range(4)]
     seed_generators(1)
@@ -55,8 +55,8 @@ def test_own_generators_go_on() -> None:
     assert others == outside
 
 
-def test_devices_are_left_alone() -> None:
-    """The model draws there."""
+def test_generators_of_devices_are_not_seeded() -> None:
+    """The model uses them."""
     calls = []
     original = torch.manual_seed
     torch.manual_seed = lambda seed: calls.append(seed) or original(seed)  # type: ignore

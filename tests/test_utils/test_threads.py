@@ -20,7 +20,7 @@ from tests.testing.processes import SPAWN, in_child
 
 LARGE = 10**6  # elements: torch splits operations on more than 32768 among its threads
 
-# What a thread of ours may do with torch; each starts a team where the thread has two threads.
+# Operations that helper threads run; each starts a team in a thread with two intra-op threads.
 OPERATIONS: dict[str, Callable[[], Any]] = {
     'copy': lambda: torch._foreach_copy_([torch.empty(LARGE)], [torch.ones(LARGE)]),
     'check': lambda: torch.ones(LARGE).isfinite().all(),
@@ -62,7 +62,7 @@ def native_threads_after(name: str) -> tuple[int | None, int | None]:
     before = native_threads()
     source = BackgroundIterator(lambda: iter(lambda: [OPERATIONS[name]()], None))
     source.take()
-    after = native_threads()  # the thread lives, and with it a team that it has started
+    after = native_threads()  # the thread is alive, with any team that it has started
     source.close()
     return before, after
 

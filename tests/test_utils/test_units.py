@@ -1,10 +1,10 @@
-"""Figures keep three digits, and change their unit before they need more."""
+"""Numbers have three significant digits and a unit that suits them."""
 
 from __future__ import annotations
 
 import pytest
 
-from mmtempo.utils.units import counted, digits, duration, ordinal, percent
+from mmtempo.utils.units import counted, digits, duration, ordinal, percent, size
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ from mmtempo.utils.units import counted, digits, duration, ordinal, percent
         (12060, '3 h 21 min'),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_change_their_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_percent() -> None:
+def test_percent_keeps_small_shares_visible() -> None:
     assert [percent(share) for share in (0, 0.0001, 0.004, 0.0994, 0.31, 1)] == [
         '0.0 %',
         '< 0.1 %',
@@ -40,18 +40,26 @@ def test_percent() -> None:
     ]
 
 
-def test_ordinal() -> None:
+def test_ordinals_have_their_suffix() -> None:
     numbers = [1, 2, 3, 4, 11, 12, 13, 21, 112, 123]
     assert [ordinal(number) for number in numbers] == [
         *('1st', '2nd', '3rd', '4th', '11th', '12th', '13th', '21st', '112th', '123rd')
     ]
 
 
-def test_digits() -> None:
+def test_digits_avoid_exponents() -> None:
     assert [digits(value) for value in (0, 0.01234, 1.2345, 12.345, 99.96, 12345.6)] == [
         *('0', '0.012', '1.23', '12.3', '100', '12\u202f346')
     ]
 
 
-def test_one_of_a_kind() -> None:
+def test_counted_has_singular_and_plural() -> None:
     assert [counted(number, 'line') for number in (0, 1, 2)] == ['0 lines', '1 line', '2 lines']
+
+
+@pytest.mark.parametrize(
+    ('number', 'text'),
+    [(0, '0 B'), (999, '999 B'), (1 << 20, '1.00 MiB'), (1023 << 20, '0.999 GiB')],
+)
+def test_sizes_are_in_units_of_1024(number: int, text: str) -> None:
+    assert size(number) == text

@@ -1,4 +1,4 @@
-"""How long the device took for the parts of an iteration, as it has noted itself."""
+"""Time the parts of an iteration on the device, with timing events."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from .streams import note_time, tells_time
 
 
 class TimingEvents:
-    """Events in which a device notes the time, each used again once it was read.
-
-    Nothing here waits: what has not been reached by the device is asked for later.
+    """A pool of timing events of a device. Nothing here synchronizes.
 
     Args:
         device: The accelerator.
@@ -26,24 +24,24 @@ class TimingEvents:
 
     @classmethod
     def of(cls, device: torch.device) -> TimingEvents | None:
-        """None where the device cannot tell its time: a CPU is measured by the host's clock."""
+        """Return the events of a device; None for devices without timing events, such as a CPU."""
         return cls(device) if tells_time(device) else None
 
     def note(self) -> Any:
-        """An event behind all that the device was given on its current stream."""
+        """Record an event on the current stream and return it."""
         return note_time(self._device, self._free.pop() if self._free else None)
 
     def free(self, events: Iterable[Any]) -> None:
-        """They are not needed any more, also where the device has not reached them yet."""
+        """Return events to the pool, also where the device has not reached them yet."""
         self._free.extend(events)
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """The device's time between two events that it has reached."""
+    """Return the seconds between two events that the device has reached."""
     return start.elapsed_time(end) / 1000
 
 
-MOST_DONE = 1024  # iterations that were read out and not taken yet
+MOST_DONE = 1024  # iterations that were read and not taken yet
 
 
 class _Iteration(NamedTuple):
@@ -52,7 +50,7 @@ class _Iteration(NamedTuple):
     events: list[Any]
 
     def is_done(self) -> bool:
-        # The last one says it for the others as well, but for those on other streams.
+        # Events on one stream complete in order, but others may be on other streams.
         return all(event.query() for event in reversed(self.events))
 
     def parts(self) -> dict[str, float]:
@@ -63,7 +61,7 @@ class _Iteration(NamedTuple):
 
 
 class EventTimer:
-    """Charges the device's time to the parts of an iteration; the host waits for none of it.
+    """Attribute device time to the parts of an iteration, without synchronization.
 
     ::
 
@@ -71,16 +69,16 @@ class EventTimer:
               |     a     |     b     |                         what the device does, later
                                             take() -> [(number, {a: seconds, b: seconds})]
 
-    What the device has done is read out bit by bit, as iterations end. When it is more than
-    `most` of them behind, further ones are not measured; and what nobody takes for long is lost.
+    Completed events are read a few at a time, as iterations end. While `most` iterations are
+    pending, further ones are not measured. At most 1024 results are kept until `take`.
 
     Args:
-        events: Of the device.
-        every: Measure every so many iterations, the first of them included. Defaults to 1.
-        most: How many iterations may be on their way. Defaults to 64.
+        events: The event pool of the device.
+        every: Interval of measured iterations; the first one is measured. Defaults to 1.
+        most: Maximum number of pending iterations. Defaults to 64.
 
     Attributes:
-        skipped: Iterations that were due, and not measured because the device is far behind.
+        skipped: Number of iterations that were not measured because too many were pending.
     """
 
     def __init__(self, events: TimingEvents, every: int = 1, most: int = 64) -> None:
@@ -88,67 +86,67 @@ class EventTimer:
         self._events, self._every, self._most = events, every, most
         self._seen = 0
         self._open: _Iteration | None = None
-        self._flying: deque[_Iteration] = deque()
+        self._pending: deque[_Iteration] = deque()
         self._done: deque[tuple[int, dict[str, float]]] = deque(maxlen=MOST_DONE)
 
     @classmethod
     def of(cls, device: torch.device, every: int = 1, most: int = 64) -> EventTimer | None:
-        """None where the device cannot tell its time.
+        """Return a timer; None for devices without timing events.
 
         Args:
-            device: Of the model.
-            every: Measure every so many iterations. Defaults to 1.
-            most: How many iterations may be on their way. Defaults to 64.
+            device: The device of the model.
+            every: Interval of measured iterations. Defaults to 1.
+            most: Maximum number of pending iterations. Defaults to 64.
         """
         events = TimingEvents.of(device)
         return None if events is None else cls(events, every, most)
 
     def begin(self) -> None:
-        """Begin an iteration; what the device was given before belongs to none."""
+        """Begin an iteration; earlier work of the device is not counted."""
         self._drop()
         is_due = self._seen % self._every == 0
         self._seen += 1
         if not is_due:
             return
-        if len(self._flying) >= self._most:
+        if len(self._pending) >= self._most:
             self.skipped += 1
             return
         self._open = _Iteration(0, [], [self._events.note()])
 
     def mark(self, name: str) -> None:
-        """All that the device was given since the last mark, or `begin`, is this part."""
+        """Attribute the work given to the device since the last mark, or `begin`, to this part."""
         if self._open is not None:
             self._open.names.append(name)
             self._open.events.append(self._events.note())
 
     def end(self, number: int) -> None:
-        """End an iteration where its last mark was.
+        """End an iteration at its last mark.
 
         Args:
-            number: Of the iteration.
+            number: The number of the iteration.
         """
         if self._open is not None and self._open.names:
-            self._flying.append(self._open._replace(number=number))
+            self._pending.append(self._open._replace(number=number))
             self._open = None
         self._drop()
-        self._read(2)  # faster than they come, and no iteration pays for many others
+        self._read(2)  # more than one, to catch up; few, so that no iteration pays for many
 
     def take(self) -> list[tuple[int, dict[str, float]]]:
-        """Seconds by part of the iterations that the device has done, in order, each once."""
-        self._read(len(self._flying))
+        """Return number and seconds by part of each completed iteration, in order, once."""
+        self._read(len(self._pending))
         done = list(self._done)
         self._done.clear()
         return done
 
     def _read(self, most: int) -> None:
-        while most and self._flying and self._flying[0].is_done():
-            iteration = self._flying.popleft()
+        while most and self._pending and self._pending[0].is_done():
+            iteration = self._pending.popleft()
             self._done.append((iteration.number, iteration.parts()))
             self._events.free(iteration.events)
             most -= 1
 
     def _drop(self) -> None:
-        """One that was not ended, as where the iteration has failed."""
+        """Discard an iteration that was not ended, for example because it failed."""
         if self._open is not None:
             self._events.free(self._open.events)
             self._open = None

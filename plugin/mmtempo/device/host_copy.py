@@ -1,4 +1,4 @@
-"""A copy from a device to the host that nobody has to wait for; a part of the device seam."""
+"""Copy a tensor from a device to the host without synchronization."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ import torch
 
 
 class HostCopy:
-    """Starts copying a tensor to the host; it may be read once it has arrived.
+    """An asynchronous copy of a tensor on the host.
 
     Args:
-        tensor: What to copy; one that lies on the host already is taken as it is, so it must
-            belong to the caller alone.
+        tensor: The tensor to copy. A tensor on the host is used as it is, without a copy, so no
+            other code may change it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host = tensor
         self._event: Any = None
         if tensor.device.type != 'cpu':
-            self._host = _room_for(tensor)
+            self._host = _empty_on_host(tensor)
             self._host.copy_(tensor, non_blocking=True)
             self._event = _event_after(tensor.device)
 
     @property
     def arrived(self) -> bool:
-        """Whether reading would not wait."""
+        """Whether the values can be read without waiting."""
         return self._event is None or self._event.query()
 
     def values(self) -> list:
-        """The values as Python numbers; waits where they have not arrived."""
+        """Return the values as Python numbers; wait for them if they have not arrived."""
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()
 
 
-def _room_for(tensor: torch.Tensor) -> torch.Tensor:
-    # Only into pinned memory is a copy asynchronous; MPS has none.
+def _empty_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    # A copy is asynchronous only into pinned memory; MPS has none.
     return torch.empty_like(tensor, device='cpu', pin_memory=tensor.device.type != 'mps')
 
 
 def _event_after(device: torch.device) -> Any:
-    """An event behind all that the device has been given so far.
+    """Record an event on the current stream of this device and return it.
 
-    The stream is named: left out it is that of the current device, which may be another one.
+    The stream is given explicitly: the default is that of the current device, maybe another one.
     """
     if hasattr(torch, 'accelerator'):  # torch 2.6
         event = torch.Event(device)

@@ -1,4 +1,4 @@
-"""Hands out batches that are on the device already, each brought there one step ahead."""
+"""Prefetch batches to the device, one step ahead."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .streams import SideStream
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """The source of batches on the host."""
 
     def __next__(self) -> Any:
-        """The next batch; waits for it."""
+        """Return the next batch; wait for it."""
 
     def ready(self) -> bool:
-        """Whether the next one is there without waiting."""
+        """Return whether the next batch is available without waiting."""
 
 
 class _Staged(NamedTuple):
@@ -24,35 +24,35 @@ class _Staged(NamedTuple):
 
 
 class DevicePrefetcher(Iterator):
-    """An iterator over staged batches, one batch ahead; the host never waits for the device.
+    """An iterator over staged batches, one batch ahead, without synchronization.
 
     ::
 
-        asked for batch        N                     N+1                   N+2
+        requested batch        N                     N+1                   N+2
         host         N out, N+1 staged, step N | N+1 out, N+2 staged, step N+1 | ...
         side stream        |   copy N+1        |       |   copy N+2    |
-        computing          |        step N             |       step N+1     ...
+        main stream        |        step N             |       step N+1     ...
 
-    A batch is staged before the step in front of it is given to the device, so that the two run
-    side by side, also where something in the step waits for the device. If it has not come from
-    the source by then, it is staged when it is asked for.
+    Batch N+1 is staged before step N is launched, so that copy and step overlap, also where a part
+    of the step synchronizes. A batch that the source does not have by then is staged when it is
+    requested.
 
-    What keeps each byte as long as it is read:
+    Lifetime of the memory:
 
-    - A batch is handed out behind its event: computing does not begin before its copy is done.
-    - Each staging begins behind all that the device was given before. The allocator gives memory
-      of the side stream to the side stream only, so that whatever is let go of, even in the
-      middle of a step, is not written to before its last reader is done. That takes no
-      `record_stream`, after which memory comes back late, and costs nothing: the step that runs
-      beside the copy is given to the device after it.
-    - The batch on the host stays in a slot of the side stream until its copy is done.
+    - The main stream waits for the event of a batch before it uses the batch, so computation never
+      starts before the copy is complete.
+    - Each staging waits for everything launched before it. The allocator reuses memory of the side
+      stream on the side stream only, so memory that is freed, even within a step, is not
+      overwritten before its last reader is done. This needs no `record_stream`, which would delay
+      the reuse, and costs nothing: the step that overlaps with the copy is launched after it.
+    - The batch on the host is referenced by the side stream until its copy is complete.
 
-    An error, of the source or in staging, is raised when its batch is asked for, once.
+    An error of the source or of staging is raised once, when its batch is requested.
 
     Args:
-        source: Batches on the host; the caller closes it.
-        stage: Starts copies of a batch, and what else prepares it, without waiting.
-        side: Where that runs; it may serve one prefetcher after the other.
+        source: Batches on the host. The caller closes it.
+        stage: Starts copying and preparing a batch, without synchronization.
+        side: The stream for that; prefetchers may use it one after the other.
     """
 
     def __init__(self, source: Source, stage: Callable[[Any], Any], side: SideStream) -> None:
@@ -71,7 +71,7 @@ class DevicePrefetcher(Iterator):
             try:
                 raise following
             finally:
-                del following  # or it would hold itself, and the batch with it
+                del following  # breaks a reference cycle that would keep the batch
         self._side.hold(following.event)
         self._side.release()
         if self._source.ready():
@@ -79,23 +79,23 @@ class DevicePrefetcher(Iterator):
         return following.batch
 
     def close(self) -> None:
-        """Let go of what was staged; batches on the host leave when their copies are done."""
+        """Drop the staged batch; host batches are released once their copies are complete."""
         self._is_closed, self._ahead = True, None
         self._side.release()
 
     def _fetch(self) -> _Staged | Exception:
-        """The source's next batch, or what came instead: it has to wait for its turn."""
+        """Return the next batch, staged, or the error to raise when it is requested."""
         try:
             return self._start(next(self._source))
         except Exception as error:
             return error
 
     def _start(self, batch: Any) -> _Staged:
-        with self._side.beside():
+        with self._side.overlapped():
             try:
                 staged = self._stage(batch)
-            except StopIteration as error:  # the loop would take it for the end of the batches
+            except StopIteration as error:  # would end the loop as if there were no more batches
                 raise RuntimeError('staging a batch raised StopIteration') from error
             finally:
-                event = self._side.keep(batch)  # some copies may be on their way also if it fails
+                event = self._side.keep(batch)  # also on failure: copies may be in progress
         return _Staged(staged, event)

@@ -1,4 +1,4 @@
-"""A batch of the loader, together with what was made of it ahead of its turn."""
+"""A batch of the loader together with its prepared form."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class PreparedBatch(dict):
-    """The batch as the loader made it, for all who look into it; its preparation is taken once.
+    """A batch as the loader made it, with its form on the device, which `take` returns once.
 
-    Whoever changes the batch by its keys gets what the change asks for: the preparation is not
-    handed out then, and the batch is prepared as it is, at its turn. So it is when somebody
-    prepares it a second time. Copies are plain batches.
+    If a hook has changed a key of the batch, or the prepared form was taken before, `take` returns
+    None, and the preprocessor prepares the batch as it is. Copies are plain dicts.
 
     Args:
-        batch: As the loader made it.
-        ready: What was made of it.
-        training: For training or for testing; None is for either. Defaults to None.
+        batch: The batch as the loader made it.
+        ready: The prepared form.
+        training: Whether it is prepared for training or testing; None for both.
+            Defaults to None.
     """
 
     def __init__(self, batch: dict, ready: Any, training: bool | None = None) -> None:
@@ -23,13 +23,13 @@ class PreparedBatch(dict):
         self._batch, self._ready, self._training = batch, ready, training
 
     def take(self, training: bool | None = None) -> Any:
-        """What was made of the batch, if it is still for this batch; None otherwise.
+        """Return the prepared form and drop it here; None if the batch was changed or taken.
 
-        It belongs to the caller, so that its memory may go while the model still computes.
+        The caller owns the result, so its memory can be freed while the model computes.
 
         Args:
-            training: What it is needed for; None where that makes no difference.
-                Defaults to None.
+            training: Whether it is needed for training or testing; None where it makes no
+                difference. Defaults to None.
         """
         if training is not self._training:
             return None
@@ -43,5 +43,5 @@ class PreparedBatch(dict):
 
 
 def take_prepared(data: Any, training: bool) -> Any:
-    """What was made of the data ahead of its turn; None if nothing was, or something else."""
+    """Return the prepared form of `data`; None if it has none for this mode."""
     return data.take(training) if isinstance(data, PreparedBatch) else None

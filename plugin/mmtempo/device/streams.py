@@ -1,4 +1,4 @@
-"""Streams, events and pinned memory: all that is different from device to device."""
+"""Streams, events and pinned memory: everything that differs between devices."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 
 import torch
 
-# Memory that the host can reach anyway, or none at all: nothing is gained by pinning.
+# Devices whose memory the host reaches directly, or that have none: pinning has no effect.
 WITHOUT_PINNING = {'cpu', 'meta', 'mps'}
-# Whose events tell the time without waiting; those of MPS wait for all that it was given.
+# Devices with timing events that do not synchronize; those of MPS do.
 WITH_TIMING = {'cuda', 'xpu'}
 
 
 def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copy without waiting for the device.
+    """Copy a tensor to a device without synchronization.
 
-    From pageable memory even an asynchronous copy may hold the host up, so the tensor goes
-    through pinned memory. It may be dropped right after: torch gives pinned memory to the next
-    only when the copies from it are done. What is not pinned is waited for: an asynchronous copy
-    may read it after it was released, as on MPS (pytorch#189690).
+    Even an asynchronous copy from pageable memory may block the host, so the tensor is pinned
+    first. It may be dropped right after: torch reuses pinned memory only when the copies from it
+    are complete. A copy from memory that is not pinned is synchronous: it might read the memory
+    after it is freed, as on MPS (pytorch#189690).
     """
     target = torch.device(device).type
     on_host = tensor.device.type == 'cpu'
     if on_host and target not in WITHOUT_PINNING and not tensor.is_pinned():
         tensor = tensor.pin_memory()
-    # From the host to the host is no copy; the wait census takes it for one to its device.
+    # A tensor that stays on the host is not copied; SyncCensus sees the call all the same.
     if on_host and (target == 'cpu' or tensor.is_pinned()):
         return tensor.to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def pin_in_place(memory: torch.Tensor, device: torch.device) -> bool:
-    """Make existing host memory fit for asynchronous copies; return whether the device can.
+    """Pin existing host memory; return whether the device supports it.
 
-    Where it cannot, copies are right all the same, but they hold the host up. So it is on every
-    accelerator other than CUDA and ROCm: `Tensor.pin_memory` works there, but returns new memory,
-    and torch has no function that pins memory which is shared with another process.
+    Without it copies are correct but block the host. Only CUDA and ROCm support it: elsewhere
+    `Tensor.pin_memory` returns new memory, and torch cannot pin memory that is shared with another
+    process.
     """
     if device.type != 'cuda':
         return False
@@ -48,20 +48,20 @@ def pin_in_place(memory: torch.Tensor, device: torch.device) -> bool:
         result = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
         if result == cuda.cudaError.success:
             return True
-        # The next kernel would be blamed for the error: let it be one that nobody needs.
+        # The next kernel would report the error, so launch one whose result is not needed.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=device)
     return False
 
 
 def unpin(memory: torch.Tensor, device: torch.device) -> None:
-    """Undo `pin_in_place`, before the memory is given back."""
-    with torch.cuda.device(device):  # a thread begins on the first one, and would wake that up
+    """Undo `pin_in_place`; call it before the memory is freed."""
+    with torch.cuda.device(device):  # a new thread would initialize the first device
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
 
 
 class SideStream:
-    """A stream for copies, beside what the device computes.
+    """A stream for copies that overlap with computation.
 
     Args:
         device: The accelerator.
@@ -79,11 +79,11 @@ class SideStream:
             self._streams, self._stream = torch.cuda, torch.cuda.Stream(device)
             self._new_event = torch.cuda.Event
         self._slots: deque[tuple[Any, Any]] = deque()
-        self._events: list[Any] = []  # which nobody waits for any more
+        self._events: list[Any] = []  # free for reuse
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
-        """Run what the device is given inside on this stream, after all that it was given."""
+    def overlapped(self) -> Iterator[None]:
+        """Launch the work of this block on this stream, after everything launched before it."""
         current = current_device_index()
         computing = self._streams.current_stream(self._device)
         self._stream.wait_stream(computing)
@@ -91,14 +91,14 @@ class SideStream:
         try:
             yield
         finally:
-            # Setting a stream makes its device the current one.
+            # Setting a stream changes the current device to that of the stream.
             self._streams.set_stream(computing)
             if current is not None:
                 set_device_index(current)
 
     def copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-        """Start copies (target, source), behind all that the device was given; returns an event."""
-        with self.beside():
+        """Start copies of (target, source) after everything launched before; return an event."""
+        with self.overlapped():
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
         event = self._new_event()
@@ -106,11 +106,11 @@ class SideStream:
         return event
 
     def keep(self, content: Any) -> Any:
-        """Hold what this stream reads until it has; returns the event.
+        """Reference `content` until this stream has read it; return the event of that moment.
 
-        Memory on the host belongs to whoever gave it: if it is not the allocator's own, nobody
-        else keeps it from being written to. The event is good until it was held for and
-        `release` is called; then another one may get it.
+        Host memory that is not from torch's allocator has no other protection from being
+        overwritten. The event is valid until `hold` was called with it and `release` after that;
+        then it is reused.
         """
         event = self._events.pop() if self._events else self._new_event()
         event.record(self._stream)
@@ -118,30 +118,30 @@ class SideStream:
         return event
 
     def release(self) -> None:
-        """Let go of what was read, without waiting for the rest."""
+        """Drop the references to what was read, without waiting for the rest."""
         while self._slots and self._slots[0][0].query():
             self._events.append(self._slots.popleft()[0])
 
     def hold(self, event: Any) -> None:
-        """What the device is given from now on waits for the event; the host does not."""
+        """Make later work on the current stream wait for the event; the host does not wait."""
         self._streams.current_stream(self._device).wait_event(event)
 
     def wait(self, event: Any) -> None:
-        """Wait on the host."""
+        """Block the host until the event."""
         event.synchronize()
 
 
 def tells_time(device: torch.device) -> bool:
-    """Whether `note_time` works there."""
+    """Return whether `note_time` works on this device."""
     return device.type in WITH_TIMING and (device.type == 'cuda' or hasattr(torch, 'accelerator'))
 
 
 def note_time(device: torch.device, event: Any = None) -> Any:
-    """Have the device note when it gets here; returns the event, to be queried later.
+    """Record a timing event on the current stream of a device; return it, to be queried later.
 
     Args:
         device: The accelerator.
-        event: One from before that nobody needs any more. Defaults to None: a new one.
+        event: An event to reuse. Defaults to None: a new event.
     """
     if hasattr(torch, 'accelerator'):  # torch 2.6
         event = torch.Event(device, enable_timing=True) if event is None else event
@@ -153,7 +153,7 @@ def note_time(device: torch.device, event: Any = None) -> Any:
 
 
 def cpu_has_bfloat16() -> bool | None:
-    """Whether this processor computes in bfloat16 itself; None where nobody says."""
+    """Return whether the CPU has bfloat16 instructions; None where that is unknown."""
     try:
         with open('/proc/cpuinfo', encoding='utf-8') as file:
             words = set(file.read().split())
@@ -163,7 +163,7 @@ def cpu_has_bfloat16() -> bool | None:
 
 
 def current_device_index() -> int | None:
-    """Of the accelerator that this thread works with; None where there is none."""
+    """Return the index of the current accelerator of this thread; None without an accelerator."""
     if hasattr(torch, 'accelerator'):  # torch 2.6
         if not torch.accelerator.is_available():
             return None
@@ -172,7 +172,7 @@ def current_device_index() -> int | None:
 
 
 def set_device_index(index: int) -> None:
-    """Let this thread work with that accelerator; it begins with the first one."""
+    """Set the current accelerator of this thread; a new thread has the first one."""
     if hasattr(torch, 'accelerator'):
         torch.accelerator.set_device_index(index)
     else:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
+
+from mmtempo.utils.suggest import did_you_mean
 
 WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """A model and what it wraps, as for distributed training, the innermost last."""
+    """Return a model and the models that it wraps, as for distributed training; innermost last."""
     layers = [model]
     while True:
         children = list(layers[-1].children())
@@ -23,13 +24,14 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def find_modules(
     model: nn.Module, names: str | Sequence[str], key: str = 'stage_profile.modules'
 ) -> dict[str, nn.Module]:
-    """Parts of a model by their dotted names, through what wraps it.
+    """Return modules of a model by their dotted names.
 
     Args:
-        model: It may be wrapped, for distributed training.
-        names: As 'backbone' or 'backbone.stages.2'; 'auto' alone for the direct children. Lists
-            of modules stand for their items.
-        key: Of the config, for error messages. Defaults to 'stage_profile.modules'.
+        model: The model; it may be wrapped for distributed training.
+        names: Names such as 'backbone' or 'backbone.stages.2', or 'auto' for the direct children.
+            A list of modules is replaced by its items.
+        key: The config key of the names, for error messages.
+            Defaults to 'stage_profile.modules'.
     """
     model = layers_of(model)[-1]
     if names == 'auto':
@@ -42,7 +44,7 @@ def find_modules(
 
 
 def opened(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """Each module by its name; containers, which nobody calls, by what they hold."""
+    """Yield names and modules, with containers that have no `forward` replaced by their items."""
     for name, module in modules:
         if isinstance(module, WITHOUT_FORWARD):
             yield from opened((f'{name}.{inner}', m) for inner, m in module.named_children())
@@ -51,16 +53,15 @@ def opened(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.M
 
 
 def _module_of(model: nn.Module, name: str, key: str) -> nn.Module:
+    """Return a submodule; raise ValueError that names `key` where it does not exist."""
     try:
         if name:
             return model.get_submodule(name)
     except AttributeError:
-        pass  # said below, with what there is
-    there = [known for known, _ in model.named_modules() if known]
-    near = difflib.get_close_matches(name, there, n=3)
-    hint = f'; did you mean {" or ".join(map(repr, near))}?' if near else ''
+        pass  # the error below lists the modules that exist
+    hint = did_you_mean(name, (known for known, _ in model.named_modules() if known), most=3)
     children = ', '.join(known for known, _ in model.named_children())
     raise ValueError(
-        f'{key}: {type(model).__name__} has no module {name!r}{hint} '
+        f'{key}: {type(model).__name__} has no module {name!r}{hint or "."} '
         f"Expected 'auto' or names of its modules: {children}, or what they contain"
     )

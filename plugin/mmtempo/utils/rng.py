@@ -1,4 +1,4 @@
-"""The global generators that transforms draw from: Python's, numpy's, and torch's on the CPU."""
+"""Seed and restore the global generators that transforms use: Python, numpy, torch on the CPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-# Seeds: of 64, 32 and 64 bits.
+# Seeds of Python, numpy and torch: 64, 32 and 64 bits.
 WORDS = struct.Struct('<QIQ')
 
 
 def seed_generators(*key: int) -> None:
-    """Make what is drawn from now on a function of the key alone.
+    """Seed the generators with a key of integers.
 
-    Not with `torch.manual_seed`, which seeds the devices as well: the model draws there.
+    `torch.manual_seed` would seed the devices as well, whose generators the model uses.
     """
-    # A hash, and a single word for numpy: SeedSequence and an array of words take 0.15 ms a sample.
+    # SeedSequence, or an array of words for numpy, would take 0.15 ms a sample.
     digest = hashlib.blake2b(repr(key).encode(), digest_size=WORDS.size).digest()
     for_python, for_numpy, for_torch = WORDS.unpack(digest)
     random.seed(for_python)
@@ -30,10 +30,12 @@ def seed_generators(*key: int) -> None:
 
 
 def generator_states() -> tuple[Any, ...]:
+    """Return the states of the generators."""
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
 
 
 def set_generator_states(states: tuple[Any, ...]) -> None:
+    """Restore states that `generator_states` returned."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.default_generator.set_state(states[2])
@@ -41,7 +43,7 @@ def set_generator_states(states: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """What is drawn inside is a function of the key; outside nobody notices."""
+    """Seed the generators for this block, and restore their states after it."""
     states = generator_states()
     seed_generators(*key)
     try:
@@ -51,10 +53,12 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 class IsolatedRNG:
-    """Generators of its own, which are the global ones inside a `with`; it goes on the next time.
+    """Separate generator states that replace the global ones inside a `with` block.
+
+    Each block continues where the last one ended.
 
     Args:
-        key: What they are seeded with.
+        key: The seed, as integers.
     """
 
     def __init__(self, *key: int) -> None:

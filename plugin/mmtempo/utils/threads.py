@@ -37,9 +37,9 @@ class HelperThread(threading.Thread):
     """A daemon thread in which torch operations use one intra-op thread.
 
     Args:
-        name: What the thread does; the thread's name is `mmtempo-` and this.
-        target: Called in the thread.
-        args: Its positional arguments.
+        name: Purpose of the thread; the thread is called `mmtempo-NAME`.
+        target: The function to run in the thread.
+        args: Positional arguments of `target`.
 
     Attributes:
         torch_threads: Intra-op threads that torch has in this thread; None before it has started.
@@ -57,7 +57,7 @@ class HelperThread(threading.Thread):
 def _find_setters() -> list[Callable[[int], Any]]:
     """Return the functions of every runtime that torch may be using."""
     if sys.platform == 'win32':
-        libraries = ['libiomp5md.dll', 'vcomp140.dll']  # of torch's wheels; of a build by hand
+        libraries = ['libiomp5md.dll', 'vcomp140.dll']  # torch's wheels, then other builds
     else:
         # A preloaded runtime has precedence over the one that torch is linked with.
         libraries = [None, torch._C.__file__]

@@ -1,4 +1,4 @@
-"""Figures in sentences: three digits that count, and a unit."""
+"""Format numbers for people: three significant digits and a unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SIZES = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 
 
 def duration(seconds: float) -> str:
-    """As '420 µs', '87.3 ms', '2.31 s', '12 min 04 s', '3 h 20 min'."""
+    """Format seconds as '420 µs', '87.3 ms', '2.31 s', '12 min 04 s' or '3 h 20 min'."""
     size = abs(seconds)
     if size < 0.9995e-3:
         return f'{digits(1e6 * seconds)} µs' if seconds else '0 s'
@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """As '512 B', '12.3 MiB', '1.21 GiB': bytes in units of 1024."""
+    """Format bytes in units of 1024, as '512 B', '12.3 MiB' or '1.21 GiB'."""
     for unit in _SIZES:
         if abs(number) < 1000 or unit == _SIZES[-1]:
             break
@@ -29,26 +29,26 @@ def size(number: float) -> str:
 
 
 def percent(share: float) -> str:
-    """As '< 0.1 %', '0.4 %', '31 %'."""
+    """Format a share as '< 0.1 %', '0.4 %' or '31 %'."""
     if 0 < abs(share) < 0.0005:
         return '< 0.1 %' if share > 0 else '> -0.1 %'
     return f'{100 * share:.{0 if abs(share) >= 0.0995 else 1}f} %'
 
 
 def digits(value: float) -> str:
-    """As '0.012', '1.23', '12.3', '123', and thousands apart; never as 1e+03."""
+    """Format a number as '0.012', '1.23', '12.3', '123' or '12 345', never as 1e+03."""
     size = abs(value)
     places = 0 if size >= 99.95 or not value else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
     return f'{value:,.{places}f}'.replace(',', '\u202f')
 
 
 def counted(number: float, what: str) -> str:
-    """As '1 iteration', '12 iterations'."""
+    """Format a count as '1 iteration' or '12 iterations'."""
     return f'{number} {what}{"" if number == 1 else "s"}'
 
 
 def ordinal(number: int) -> str:
-    """As '1st', '22nd', '113th'."""
+    """Format an ordinal number as '1st', '22nd' or '113th'."""
     suffixes = {1: 'st', 2: 'nd', 3: 'rd'}
     suffix = 'th' if number % 100 in (11, 12, 13) else suffixes.get(number % 10, 'th')
     return f'{number}{suffix}'

@@ -17,8 +17,8 @@ class WriteGuard:
     stays constant and no line is written twice.
 
     Args:
-        subject: What is written, for messages.
-        say: Takes a message.
+        subject: The content of the writes, for messages.
+        say: Logs a message.
     """
 
     def __init__(self, subject: str, say: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class WriteGuard:
         """Run a write; return whether it succeeded.
 
         Args:
-            work: The write; an OSError of it is reported, any other error is raised.
+            work: Writes; an `OSError` is reported, any other error is raised.
             lines: How many lines are lost where it fails. Defaults to 1.
         """
         try:
@@ -57,7 +57,7 @@ def _remedy(error: OSError) -> str:
         return '. Make room on the disk'
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return '. Bring the folder back'
-    return ''  # as of a service on the network
+    return ''  # for example of a network service
 
 
 def append_whole(path: str, text: str) -> None:
@@ -79,5 +79,5 @@ def drop_cut_line(path: str) -> None:
         start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE)
         file.seek(start)
         end = file.read().rfind(b'\n') + 1
-        if end or not start:  # else it is no file of lines
+        if end or not start:  # otherwise the file does not consist of lines
             file.truncate(start + end)
