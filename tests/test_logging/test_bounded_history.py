@@ -1,4 +1,4 @@
-"""A bounded history answers as mmengine's own does, for what it keeps and for the whole."""
+"""Statistics of a bounded history equal those of mmengine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def both(length: int, values: int) -> tuple[BoundedHistory, HistoryBuffer]:
 @pytest.mark.parametrize('values', [1, 7, 20, 500])
 @pytest.mark.parametrize('method', ['mean', 'min', 'max'])
 @pytest.mark.parametrize('window', [1, 5, 20, 501, 10**6, None])
-def test_statistics_are_stocks(values: int, method: str, window: int | None) -> None:
+def test_statistics_equal_stock(values: int, method: str, window: int | None) -> None:
     mine, stock = both(20, values)
     expected = stock.statistics(method, window_size=window)
     assert mine.statistics(method, window_size=window) == pytest.approx(expected, rel=1e-12)
@@ -36,7 +36,7 @@ def test_statistics_are_stocks(values: int, method: str, window: int | None) -> 
     assert isinstance(mine.statistics(method, window_size=window), float)
 
 
-def test_more_than_is_kept_is_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_longer_than_what_is_kept_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(bounded_history, 'print_log', lambda text, **options: said.append(text))
     mine, stock = both(20, 500)
@@ -46,14 +46,14 @@ def test_more_than_is_kept_is_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> 
     assert 'history_length=77' in said[0]
 
 
-def test_keeps_no_more_than_it_should() -> None:
+def test_length_is_bounded() -> None:
     mine, stock = both(20, 500)
     for kept, whole in zip(mine.data, stock.data):
         assert kept.tolist() == whole[-20:].tolist()
     assert mine.total == 500
 
 
-def test_copies_are_plain_and_can_be_taken_over() -> None:
+def test_copies_are_plain_and_can_be_continued() -> None:
     mine, stock = both(20, 500)
     for made in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
         assert type(made) is HistoryBuffer
@@ -68,7 +68,7 @@ def test_copies_are_plain_and_can_be_taken_over() -> None:
     assert BoundedHistory(20, HistoryBuffer()).total == 0
 
 
-def test_frozen_does_not_change_any_more() -> None:
+def test_frozen_copies_do_not_change() -> None:
     mine, _ = both(20, 30)
     frozen, before = mine.frozen(), mine.totals
     mine.update(1e9)
@@ -92,7 +92,7 @@ def test_a_registered_statistic_sees_what_is_kept() -> None:
         mine.statistics('unheard of')
 
 
-def test_nan_stays() -> None:
+def test_nan_propagates_into_totals() -> None:
     mine, stock = both(5, 3)
     for history in (mine, stock):
         history.update(float('nan'))

@@ -1,4 +1,4 @@
-"""The remaining time counts what is to come, by what it cost; the clock is made for the test."""
+"""The remaining time follows from measured costs, with a fake clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_warm_up_does_not_count() -> None:
     assert times.left(100, 0, 0) == pytest.approx(50.0)
 
 
-def test_evaluations_and_saves_cost_what_they_did() -> None:
+def test_evaluations_and_saves_are_estimated_from_their_mean_cost() -> None:
     times = RemainingTime(warm_up=0)
     times.tick(0.0)
     now = run(times, 0.0, 1.0, 5)
@@ -35,7 +35,7 @@ def test_evaluations_and_saves_cost_what_they_did() -> None:
     assert times.left(10, 2, 3) == pytest.approx(10 * 1.0 + 2 * 30.0 + 3 * 4.0)
 
 
-def test_both_at_once() -> None:
+def test_evaluation_and_save_in_one_iteration_are_separated() -> None:
     times = RemainingTime(warm_up=0)
     times.tick(0.0)
     now = run(times, 0.0, 1.0, 4)
@@ -46,7 +46,7 @@ def test_both_at_once() -> None:
     assert times.left(0, 0, 1) == pytest.approx(2.0)
 
 
-def test_a_save_during_warm_up_is_not_taken_for_an_iteration() -> None:
+def test_a_save_during_warm_up_is_not_counted_as_iteration() -> None:
     times = RemainingTime(warm_up=0)
     times.tick(0.0)
     times.saved()

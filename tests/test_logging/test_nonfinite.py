@@ -1,4 +1,4 @@
-"""The watch names the first bad iteration, and nothing that is harmless."""
+"""The first iteration with non-finite losses is reported, and harmless values are not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def row(**values: float) -> list[tuple[str, float, int]]:
     return [(key.replace('__', '/'), value, 1) for key, value in values.items()]
 
 
-def test_stops_with_iteration_values_and_advice() -> None:
+def test_error_names_iteration_values_and_advice() -> None:
     said: list[str] = []
     watch = NonFiniteWatch('stop', said.append, lambda: 'Do this.')
     watch.look(5, row(train__loss=1.0, watch__grad_norm=2.0))
@@ -32,21 +32,21 @@ def test_stops_with_iteration_values_and_advice() -> None:
     watch.check()  # once
 
 
-def test_a_gradient_alone_is_enough() -> None:
+def test_a_non_finite_gradient_norm_stops() -> None:
     watch = NonFiniteWatch('stop', print)
     watch.look(2, row(train__loss=1.0, watch__grad_norm=NAN))
     with pytest.raises(NonFiniteError, match='iteration 3: losses finite; gradient norm nan'):
         watch.check()
 
 
-def test_what_is_no_loss_may_be_nan() -> None:
+def test_values_other_than_losses_may_be_nan() -> None:
     watch = NonFiniteWatch('stop', print)
-    # An accuracy without a pixel, and a norm that the scaler takes care of.
+    # An accuracy without pixels, and a norm that the gradient scaler handles.
     watch.look(0, row(train__acc_seg=NAN, train__grad_norm=INF, val__loss=NAN))
     watch.check()
 
 
-def test_warns_once_a_window() -> None:
+def test_one_warning_a_window() -> None:
     said: list[str] = []
     watch = NonFiniteWatch('warn', said.append)
     for iteration in range(3, 6):
@@ -55,11 +55,11 @@ def test_warns_once_a_window() -> None:
     watch.check()
     assert said == [
         'Non-finite values at iteration 4: loss nan; gradient norm not computed. '
-        'They went on: 3 iterations up to 6.'
+        '3 iterations up to 6 are affected.'
     ]
 
 
-def test_skipped_updates_are_named() -> None:
+def test_skipped_updates_are_listed() -> None:
     said: list[str] = []
     watch = NonFiniteWatch('skip', said.append)
     for iteration in range(20):
@@ -71,7 +71,7 @@ def test_skipped_updates_are_named() -> None:
     ]
 
 
-def test_a_scale_that_has_collapsed() -> None:
+def test_a_collapsed_loss_scale_stops() -> None:
     watch = NonFiniteWatch('stop', print)
     watch.look(3, row(train__loss=1.0, watch__loss_scale=1e-5))
     watch.check()
@@ -79,19 +79,19 @@ def test_a_scale_that_has_collapsed() -> None:
     with pytest.raises(
         NonFiniteError,
         match='iteration 9: losses finite; gradient norm not computed; loss scale after the update '
-        '1e-07, as every update overflows',
+        '1e-07: every update overflows',
     ):
         watch.check()
 
 
-def test_of_two_optimizers_the_bad_one_is_named() -> None:
+def test_the_bad_optimizer_of_two_is_described() -> None:
     watch = NonFiniteWatch('stop', print)
     watch.look(0, [('watch/grad_norm', NAN, 1), ('watch/grad_norm', 2.0, 1)])
     with pytest.raises(NonFiniteError, match='gradient norm nan'):
         watch.check()
 
 
-def test_skipping_ends_where_the_weights_are_bad() -> None:
+def test_bad_weights_stop_a_run_that_skips_updates() -> None:
     said: list[str] = []
     watch = NonFiniteWatch('skip', said.append)
     watch.look(0, row(train__loss=NAN))
@@ -102,8 +102,8 @@ def test_skipping_ends_where_the_weights_are_bad() -> None:
     assert len(said) == 2
 
 
-def test_the_earliest_iteration_is_named() -> None:
-    """Weights of iteration 5 are judged after the loss of iteration 7 has arrived."""
+def test_the_earliest_iteration_is_reported() -> None:
+    """Weights of iteration 5 are checked after the loss of iteration 7 has arrived."""
     watch = NonFiniteWatch('stop', print)
     watch.look(6, row(train__loss=NAN))
     watch.found(4, 'net.weight of the model', in_weights=True)
@@ -112,6 +112,6 @@ def test_the_earliest_iteration_is_named() -> None:
         watch.check()
 
 
-def test_unknown_action() -> None:
+def test_an_unknown_action_is_refused() -> None:
     with pytest.raises(ValueError, match="on_nonfinite='ignore' is unknown; use one of 'stop'"):
         NonFiniteWatch('ignore', print)

@@ -1,4 +1,4 @@
-"""Values of the host's own that are worked out when somebody reads, beside those of the device."""
+"""Values from the device and from sources that are called when histories are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmtempo.logging.scalar_rows import ScalarRows
 
 
 class Underway:
-    """A copy that arrives when it is told to, or waited for."""
+    """A copy that arrives on request, or when it is waited for."""
 
     arrived = False
 
@@ -30,7 +30,7 @@ class Underway:
 
 
 class Times:
-    """An iteration takes as many seconds as its number."""
+    """A source of iteration times: iteration n takes n seconds."""
 
     def __init__(self) -> None:
         self.new: list[float] = []
@@ -57,8 +57,8 @@ def iterate(scalars: ScalarBuffer, times: Times, number: int) -> None:
     times.new.append(float(number))
 
 
-def test_a_line_has_its_own_iterations_alone(scalars: ScalarBuffer) -> None:
-    """Also where it waits for the device, and somebody asks meanwhile for what came since."""
+def test_a_line_has_the_iterations_of_its_window_only(scalars: ScalarBuffer) -> None:
+    """Also while the line waits for the device and a hook reads later values."""
     times = Times()
     scalars.note_later(['time'], times.since)
     iterate(scalars, times, 1)
@@ -72,7 +72,7 @@ def test_a_line_has_its_own_iterations_alone(scalars: ScalarBuffer) -> None:
     assert read == dict(loss=[1.0], time=[1.0])
 
 
-def test_whoever_reads_gets_all(scalars: ScalarBuffer, hub: MessageHub) -> None:
+def test_reading_a_history_waits_for_its_values(scalars: ScalarBuffer, hub: MessageHub) -> None:
     times = Times()
     scalars.note_later(['time'], times.since)
     for number in (1, 2, 3):
@@ -85,7 +85,7 @@ def test_whoever_reads_gets_all(scalars: ScalarBuffer, hub: MessageHub) -> None:
     assert hub.get_scalar('time').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_whoever_notes_later_may_go(scalars: ScalarBuffer, hub: MessageHub) -> None:
+def test_a_deleted_source_is_ignored(scalars: ScalarBuffer, hub: MessageHub) -> None:
     times = Times()
     scalars.note_later(['time'], times.since)
     iterate(scalars, times, 1)
@@ -101,13 +101,13 @@ def test_whoever_notes_later_may_go(scalars: ScalarBuffer, hub: MessageHub) -> N
 def test_copy_for_a_checkpoint_waits_when_it_is_read(
     scalars: ScalarBuffer, hub: MessageHub
 ) -> None:
-    """And has the values of its moment, in whatever thread it is read."""
+    """The copy has the values of its moment, in any thread that reads it."""
     for number in (1, 2):
         iterate(scalars, Times(), number)
     window = scalars.send()
     iterate(scalars, Times(), 3)
     copied = copy.deepcopy(hub.log_scalars['loss'])
-    assert not scalars.arrived(window)  # nothing was waited for
+    assert not scalars.arrived(window)  # the copy has not waited
     iterate(scalars, Times(), 4)
     made: list[HistoryBuffer] = []
     thread = threading.Thread(target=lambda: made.append(copy.deepcopy(copied)))
@@ -129,10 +129,10 @@ def test_copy_can_be_continued(scalars: ScalarBuffer, hub: MessageHub) -> None:
     assert hub.get_scalar('loss').data[0].tolist() == [1.0]
 
 
-def test_line_is_its_own_where_copies_arrive_in_between(
+def test_copies_between_two_lines_do_not_mix_them(
     scalars: ScalarBuffer, hub: MessageHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copies of a window and those after it arrive between two questions."""
+    """The copies of a window and later ones arrive together."""
     iterate(scalars, Times(), 1)
     window = scalars.send()
     iterate(scalars, Times(), 2)

@@ -1,4 +1,4 @@
-"""Scalars come off the device in order, in one copy, whatever became of their tensors."""
+"""Scalars are copied to the host in order and together, also if their tensors change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmtempo.logging.scalar_rows import ScalarRows
 
 
 class SlowCopy:
-    """Arrives when it is told to, and counts."""
+    """A copy that arrives on request and counts."""
 
     made: list[SlowCopy] = []
 
@@ -46,7 +46,7 @@ def test_rows_come_back_in_order() -> None:
     rows.note('b', torch.tensor(4.0))
     rows.note('b', torch.tensor(5.0))
     rows.seal(1)
-    rows.seal(2)  # nothing was noted
+    rows.seal(2)  # no values
     taken = list(rows.take(rows.send(), wait=False))
     assert taken == [
         (0, [('a', 1.5, 3), ('b', 2.0, 1), ('n', 7, 1)]),
@@ -72,18 +72,18 @@ def test_each_dtype_keeps_its_values() -> None:
     assert isinstance(found[1][1], int)
 
 
-def test_what_happens_to_a_tensor_afterwards_does_not_matter() -> None:
+def test_later_changes_of_a_tensor_do_not_change_its_value() -> None:
     rows = ScalarRows()
     loss = torch.tensor(1.0)
     rows.note('loss', loss)
     rows.seal(0)
-    loss.fill_(9.0)  # as a captured graph does with its outputs
+    loss.fill_(9.0)  # as a CUDA graph overwrites its outputs
     rows.note('loss', loss)
     rows.seal(1)
     assert [values[0][1] for _, values in rows.take(rows.send(), wait=True)] == [1.0, 9.0]
 
 
-def test_one_copy_a_window_and_no_wait_before_it(slow: ScalarRows) -> None:
+def test_one_copy_a_window_without_earlier_synchronization(slow: ScalarRows) -> None:
     with SyncCensus() as census:
         fill(slow, range(50))
         assert not SlowCopy.made
@@ -99,7 +99,7 @@ def test_taking_without_waiting_takes_what_has_arrived(slow: ScalarRows) -> None
     fill(slow, range(2, 4))
     second = slow.send()
     assert not list(slow.take(second, wait=False))
-    SlowCopy.made[1].arrived = True  # out of order: the first one still keeps it back
+    SlowCopy.made[1].arrived = True  # out of order: the first one is still missing
     assert not list(slow.take(second, wait=False))
     SlowCopy.made[0].arrived = True
     assert [iteration for iteration, _ in slow.take(first, wait=False)] == [0, 1]
@@ -114,13 +114,13 @@ def test_taking_without_waiting_takes_what_has_arrived(slow: ScalarRows) -> None
     assert not any(copy.waited for copy in SlowCopy.made)
 
 
-def test_waiting_takes_all(slow: ScalarRows) -> None:
+def test_take_with_wait_returns_all_rows(slow: ScalarRows) -> None:
     fill(slow, range(3))
     assert len(list(slow.take(slow.send(), wait=True))) == 3
     assert SlowCopy.made[0].waited
 
 
-def test_sending_nothing_is_no_copy(slow: ScalarRows) -> None:
+def test_sending_nothing_starts_no_copy(slow: ScalarRows) -> None:
     assert slow.send() == slow.send() == 0
     fill(slow, range(1))
     assert slow.send() == slow.send() == 1
@@ -128,20 +128,20 @@ def test_sending_nothing_is_no_copy(slow: ScalarRows) -> None:
 
 
 @pytest.mark.parametrize(
-    ('value', 'said'),
+    ('value', 'text'),
     [
-        (torch.zeros(2), r'loss is Tensor of shape \(2,\)'),
-        (np.zeros((3, 1)), r'loss is ndarray of shape \(3, 1\)'),
-        ('0.5', 'loss is str, but'),
-        (None, 'loss is NoneType, but'),
+        (torch.zeros(2), r'^loss: .* one number, found Tensor of shape \(2,\)$'),
+        (np.zeros((3, 1)), 'found ndarray of shape'),
+        ('0.5', 'found str$'),
+        (None, 'found NoneType$'),
     ],
 )
-def test_what_is_no_number_is_refused(value: object, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+def test_values_other_than_numbers_are_refused(value: object, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         ScalarRows().note('loss', value)
 
 
-def test_numbers_of_numpy_become_pythons_own() -> None:
+def test_numbers_of_numpy_become_python_numbers() -> None:
     rows = ScalarRows()
     for value in (np.float32(0.1), np.array([2]), np.int64(3)):
         rows.note('x', value)

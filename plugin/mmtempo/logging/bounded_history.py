@@ -1,4 +1,4 @@
-"""A log history whose size does not depend on how long the training has run."""
+"""A log history of constant size."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mmengine.logging import HistoryBuffer, print_log
 
 
 class BoundedHistory(HistoryBuffer):
-    """Stands in for a HistoryBuffer in the message hub: the last values, and running totals.
+    """A `HistoryBuffer` that keeps the last values and running totals.
 
-    What asks for all there has been gets the running mean, minimum or maximum of the whole
-    training; what asks for less, but more than is kept, gets that of what is kept. Copied, as
-    for a checkpoint, it becomes a plain HistoryBuffer that stock reads; while values are on their
-    way from the device, the copy takes them in when it is read, or copied or pickled itself.
+    A statistic over the whole training is computed from the totals. A statistic over a window that
+    is longer than what is kept is computed from what is kept, with a warning.
+    A copy, as for a checkpoint, is a plain `HistoryBuffer` that stock reads. While values are
+    being copied from the device, the copy waits for them when it is read, copied or pickled.
 
     Args:
-        length: How many values to keep.
-        past: A history to take over. Defaults to None.
+        length: Number of values to keep.
+        past: A history to start from. Defaults to None.
     """
 
     def __init__(self, length: int, past: HistoryBuffer | None = None) -> None:
-        # Not HistoryBuffer's own: its arrays are made here when somebody asks for them.
+        # HistoryBuffer.__init__ would create arrays; here they are created when they are read.
         self._set_default_statistics()
         self._values: deque[float] = deque(maxlen=length)
         self._counts: deque[int] = deque(maxlen=length)
-        self.total = 0  # how many values there have been
+        self.total = 0  # values of the whole training
         self._sum, self._count = 0.0, 0
         self._min, self._max = float('inf'), float('-inf')
-        # Where values still lie on the device: `fetch` brings them, `defer` queues one more,
-        # `copied` returns a copy that fetches them itself.
+        # For values that are on the device: `fetch` copies them here, `defer` queues a value after
+        # them, `copied` returns a copy that waits for them itself.
         self.fetch: Callable[[], None] | None = None
         self.defer: Callable[[float, int], None] | None = None
         self.copied: Callable[[BoundedHistory], HistoryBuffer] | None = None
@@ -46,10 +46,11 @@ class BoundedHistory(HistoryBuffer):
 
     @property
     def max_length(self) -> int:
+        """Number of values that are kept."""
         return self._values.maxlen or 0
 
     def update(self, log_val: int | float, count: int = 1) -> None:
-        """Add a value, behind those that are still on the device."""
+        """Add a value after those that are still on the device."""
         for name, value in (('log_val', log_val), ('count', count)):
             if not isinstance(value, (int, float)):
                 raise TypeError(f'{name} must be int or float but got {type(value)}')
@@ -61,7 +62,7 @@ class BoundedHistory(HistoryBuffer):
         self.extend((log_val,), (count,))
 
     def extend(self, values: Sequence[int | float], counts: Sequence[int]) -> None:
-        """Add values now."""
+        """Add values to what is kept and to the totals."""
         if not values:
             return
         self._values.extend(values)
@@ -73,10 +74,10 @@ class BoundedHistory(HistoryBuffer):
         self._min = min(self._min, *values)
         self._max = max(self._max, *values)
         if subtotal != subtotal and any(value != value for value in values):
-            self._min = self._max = subtotal  # nan stays, as in numpy
+            self._min = self._max = subtotal  # NaN propagates, as in numpy
 
     def frozen(self) -> BoundedHistory:
-        """What it holds now, for good."""
+        """Return an independent copy of the present content."""
         copied = BoundedHistory(self.max_length)
         copied._values.extend(self._values)
         copied._counts.extend(self._counts)
@@ -85,7 +86,7 @@ class BoundedHistory(HistoryBuffer):
 
     @property
     def totals(self) -> list:
-        """What cannot be told from the values that are kept; plain numbers for a checkpoint."""
+        """Number, sum, count, minimum and maximum of all values, as plain numbers."""
         return [self.total, self._sum, self._count, self._min, self._max]
 
     @totals.setter
@@ -98,7 +99,7 @@ class BoundedHistory(HistoryBuffer):
             self.fetch()
         return np.array(self._values), np.array(self._counts)
 
-    # HistoryBuffer's own methods and statistics that people register read these two.
+    # Methods of HistoryBuffer and registered statistics read these two attributes.
     @property
     def _log_history(self) -> np.ndarray:
         return self._arrays()[0]
@@ -109,16 +110,17 @@ class BoundedHistory(HistoryBuffer):
 
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values that are kept, and their counts."""
+        """Values that are kept, and their counts."""
         return self._arrays()
 
     def statistics(self, method_name: str, *arg: Any, **kwargs: Any) -> Any:
-        """A statistic by name, as in `custom_cfg`."""
+        """Compute a statistic by name, as `custom_cfg` of a log processor does."""
         if method_name in ('mean', 'min', 'max', 'current'):
             return getattr(self, method_name)(*arg, **kwargs)
         return super().statistics(method_name, *arg, **kwargs)
 
     def current(self) -> Any:
+        """Return the last value."""
         if self.fetch is not None:
             self.fetch()
         if not self._values:
@@ -126,26 +128,29 @@ class BoundedHistory(HistoryBuffer):
         return self._values[-1]
 
     def mean(self, window_size: int | None = None) -> Any:
+        """Return the mean of a window; of the whole training by default."""
         return self._whole(window_size, lambda: self._sum / self._count, super().mean)
 
     def min(self, window_size: int | None = None) -> Any:
+        """Return the minimum of a window; of the whole training by default."""
         return self._whole(window_size, lambda: self._min, super().min)
 
     def max(self, window_size: int | None = None) -> Any:
+        """Return the maximum of a window; of the whole training by default."""
         return self._whole(window_size, lambda: self._max, super().max)
 
     def _whole(self, window_size: int | None, running: Callable, kept: Callable) -> Any:
-        """The running statistic where more is asked for than is kept."""
+        """Return the running statistic for the whole training, else the one over what is kept."""
         if self.fetch is not None:
             self.fetch()
         if self.total and (window_size is None or window_size >= self.total):
             return np.float64(running())
         if window_size is not None and window_size > len(self._values):
-            _say_once(window_size, len(self._values))
+            _warn_once(window_size, len(self._values))
         return kept(window_size)
 
     def plain(self) -> HistoryBuffer:
-        """Return a copy that stock made."""
+        """Return a copy as a plain `HistoryBuffer`."""
         logs, counts = self._arrays()
         return HistoryBuffer(logs, counts)
 
@@ -158,10 +163,10 @@ class BoundedHistory(HistoryBuffer):
 
 
 @cache
-def _say_once(wanted: int, kept: int) -> None:
+def _warn_once(wanted: int, kept: int) -> None:
     print_log(
-        f'A statistic over the last {wanted} values of a log history was asked for, and takes the '
-        f'{kept} that are kept; default_hooks.runtime_info.history_length={wanted} keeps as many.',
+        f'log history: a statistic over {wanted} values uses the {kept} that are kept; set '
+        f'default_hooks.runtime_info.history_length={wanted} to keep more',
         logger='current',
         level=logging.WARNING,
     )

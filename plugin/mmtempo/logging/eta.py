@@ -1,20 +1,20 @@
-"""How long a training will still take, evaluation and checkpoints included."""
+"""Estimate the remaining time of a training, including evaluations and checkpoints."""
 
 from __future__ import annotations
 
 
 class RemainingTime:
-    """Mean costs of an iteration, an evaluation and a save, each on its own.
+    """Estimate from the mean costs of an iteration, an evaluation and a save.
 
     ::
 
-        paused('val', seconds)   an evaluation since the last tick, measured
-        saved()                  a save since the last tick; what it cost shows in the next one
+        paused('val', seconds)   an evaluation since the last tick took this time
+        saved()                  a save since the last tick; its cost shows in the next tick
         tick(now)                an iteration has ended
 
     Args:
-        warm_up: Iterations that do not count: they compile, search algorithms, fill caches.
-            Defaults to 10.
+        warm_up: Number of first iterations to ignore, which compile, benchmark convolutions and
+            fill caches. Defaults to 10.
     """
 
     def __init__(self, warm_up: int = 10) -> None:
@@ -25,16 +25,16 @@ class RemainingTime:
         self._numbers = dict(iteration=0, val=0, save=0)
 
     def paused(self, what: str, seconds: float) -> None:
-        """Time that is no iteration's."""
+        """Add time that is not part of an iteration."""
         self._paused += seconds
         self._add(what, seconds)
 
     def saved(self) -> None:
-        """A checkpoint was written, or handed over, since the last tick."""
+        """Note that a checkpoint was saved, or its save started, since the last tick."""
         self._has_saved = True
 
     def tick(self, now: float) -> None:
-        """End an iteration at this time, in seconds of any clock."""
+        """End an iteration; `now` is in seconds of any clock."""
         last, self._last = self._last, now
         paused, self._paused = self._paused, 0.0
         has_saved, self._has_saved = self._has_saved, False
@@ -50,7 +50,7 @@ class RemainingTime:
             self._add('iteration', took)
 
     def left(self, iterations: int, evaluations: float, saves: float) -> float | None:
-        """Seconds for what remains; None while only warm-up has been seen."""
+        """Return the remaining seconds; None during warm-up."""
         if not self._numbers['iteration']:
             return None
         return (

@@ -1,4 +1,4 @@
-"""The visualizer, as hooks that must not fail write to it."""
+"""A visualizer whose failing writes do not end the training."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mmtempo.utils.write_guard import WriteGuard, drop_cut_line
 
 
 class GuardedScalars:
-    """The visualizer, whose failing writes do not end the training.
+    """The visualizer of a runner, with guarded writes.
 
     Args:
-        runner: Of the visualizer.
-        guard: Reports and counts what is not written.
-        file_path: Name of the file of this run, next to `scalars.json`. Defaults to None.
-        along: Further scalars of the same step. Defaults to None.
+        runner: The runner.
+        guard: Reports failures and counts lost lines.
+        file_path: Name of the JSON file of this run, next to `scalars.json`. Defaults to None.
+        along: Further scalars to write with the same step. Defaults to None.
     """
 
     def __init__(
@@ -29,12 +29,14 @@ class GuardedScalars:
         self._runner, self._names = runner, [name for name in (file_path, 'scalars.json') if name]
 
     def add_scalars(self, scalars: dict, *args: Any, **kwargs: Any) -> None:
+        """Write scalars; on failure remove partly written lines."""
         scalars = {**scalars, **self._along}
         if not self._guard.write(lambda: self._visualizer.add_scalars(scalars, *args, **kwargs)):
             for name in self._names:  # stock tools read them line by line
                 drop_cut_line(osp.join(self._runner.log_dir, 'vis_data', name))
 
     def close(self) -> None:
+        """Close the visualizer."""
         self._guard.write(self._visualizer.close, lines=0)
 
     def __getattr__(self, name: str) -> Any:

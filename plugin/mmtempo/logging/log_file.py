@@ -1,4 +1,4 @@
-"""The text log of a training, on a disk that may be full."""
+"""A text log that survives a full disk."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mmtempo.utils.write_guard import WriteGuard, append_whole
 
 
 class LogFile(logging.FileHandler):
-    """Append each line whole or not at all; report the first failure instead of a traceback each.
+    """A file handler that writes a line completely or not at all, and reports failures once.
 
-    It opens the file for each line, so that a folder that was away is found again.
+    The file is opened for each line, so that logging continues after a mount has come back.
 
     Args:
-        handler: The handler whose file, format and filters it takes over.
-        logger: Takes the reports.
+        handler: The handler whose file, format and filters to use.
+        logger: The logger for reports of failures.
     """
 
     def __init__(self, handler: logging.FileHandler, logger: logging.Logger) -> None:
-        super().__init__(handler.baseFilename, 'a')  # mmengine writes to `stream` as well
+        super().__init__(handler.baseFilename, 'a')  # with a stream: mmengine writes to it directly
         self.setFormatter(handler.formatter)
         self.setLevel(handler.level)
         for one in handler.filters:
@@ -36,9 +36,10 @@ class LogFile(logging.FileHandler):
                 logger.addHandler(cls(handler, logger))
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
         try:
             text = self.format(record) + self.terminator
-        except Exception:  # as logging's own handlers
+        except Exception:  # as the handlers of `logging` do
             self.handleError(record)
             return
         self._guard.write(lambda: append_whole(self.baseFilename, text))

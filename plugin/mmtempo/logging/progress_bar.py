@@ -1,4 +1,4 @@
-"""A live line in the terminal, below the log."""
+"""A progress bar below the log in a terminal."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
 def close_bars() -> None:
-    """Give the terminal back, for a last word on a run that has failed."""
+    """Close all bars, before a failed run prints its error."""
     for bar in list(_shown):
         bar.close()
 
 
 class ProgressBar:
-    """Iterations done, speed and time left; drawn a few times a second, by no thread.
+    """A bar with iterations, speed and remaining time, drawn by the training thread.
 
-    While it is there, log lines that go to the terminal are printed above it.
+    While it is shown, log lines for the terminal are printed above it.
 
     Args:
-        total: Iterations of the training.
-        logger: Whose lines go above.
-        console: Where to draw. Defaults to None: standard output.
-        clock: Seconds, as of time.perf_counter.
-        period: Seconds between two drawings. Defaults to 0.5.
+        total: Number of iterations of the training.
+        logger: The logger whose lines are printed above the bar.
+        console: The console to draw on. Defaults to None: standard output.
+        clock: Returns seconds.
+        period: Minimum seconds between two refreshes. Defaults to 0.5.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class ProgressBar:
                 self._redirected.append((handler, stream))
                 handler.setStream(_Above(console))
         self._progress.start()
-        # A run that fails calls no hook any more, and would leave the terminal without cursor.
+        # No hook runs after a failure, and the terminal would stay without a cursor.
         self._close = weakref.finalize(self, _close, self._progress, self._redirected)
         _shown.add(self)
 
     def advance(self, done: int, seconds_left: Callable[[], float | None]) -> None:
-        """Note an iteration; draw where it is time to."""
+        """Note an iteration, and redraw if `period` has passed."""
         now = self._clock()
-        if self._done < 0:  # the first one, or the first after a pause, is no measure
+        if self._done < 0:  # start of a measurement, also after a pause
             self._drawn, self._done = now, done
         if now - self._drawn < self._period:
             return
@@ -89,23 +89,23 @@ class ProgressBar:
         self._progress.refresh()
 
     def stage(self, name: str) -> None:
-        """Say what is going on instead of training."""
+        """Show the name of another activity, such as an evaluation."""
         self._done = -1
         self._progress.update(self._task, stage=name)
         self._progress.refresh()
 
     def close(self) -> None:
-        """Take the line away and give the log its terminal back."""
+        """Remove the bar and restore the streams of the log handlers."""
         self._close()
 
 
 def _is_shown(stream: Any) -> bool:
-    """Whether what is written there appears in the terminal."""
+    """Return whether the stream writes to the terminal."""
     return stream is sys.stdout or (stream is sys.stderr and sys.stderr.isatty())
 
 
 class _Above(io.TextIOBase):
-    """A stream whose lines appear above the bar, whole, however long they are."""
+    """A stream that prints complete lines above the bar."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""What a training logs, between the device, the message hub and whoever reads it."""
+"""Buffer logged scalars between the device and the histories of the message hub."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ MOST_ROWS = 512
 
 @dataclass
 class LogWindow:
-    """The histories as they are at a log point, complete once all sent for it has arrived."""
+    """Histories at a log point, complete once the values sent for it have arrived."""
 
     ticket: int
     histories: OrderedDict[str, BoundedHistory]
 
     def settle(self) -> None:
-        """Keep what has arrived by now apart from what will."""
+        """Separate the values of this window from those that arrive later."""
         for key, history in self.histories.items():
             if history.fetch is not None:
                 self.histories[key] = history.frozen()
 
 
 class ScalarBuffer:
-    """Values of the training step that leave the device together, into bounded histories.
+    """Values of training steps that are copied to the host together, into bounded histories.
 
-    It lies in the message hub under `mmtempo_scalars`. Whoever reads a history of the hub gets
-    the right values at any time, and waits for them where they have not arrived.
+    The message hub has it under `mmtempo_scalars`. Reading a history of the hub returns the right
+    values at any time, and waits for values that have not arrived.
 
     Args:
-        hub: Whose histories it fills.
-        watch: Looks at each value that arrives.
-        length: How many values the history of a key has to keep.
-        rows: Brings values to the host. Defaults to None: new ones.
+        hub: The message hub whose histories to fill.
+        watch: Checks each value that arrives.
+        length: Returns the number of values to keep for a key.
+        rows: Copies values to the host. Defaults to None: a new `ScalarRows`.
     """
 
     def __init__(
@@ -57,41 +57,41 @@ class ScalarBuffer:
         self._watch = watch
         self._length = length
         self._rows = ScalarRows() if rows is None else rows
-        self._known: dict[str, bool] = {}  # by key whether it has a history
+        self._known: dict[str, bool] = {}  # key -> whether it has a history
         self._sources: list[weakref.WeakMethod] = []
-        self._later: set[str] = set()  # keys of theirs
+        self._later: set[str] = set()  # keys of `_sources`
         self._window: LogWindow | None = None
-        # Not by update_info: a checkpoint would name the key, and stock complain of it.
+        # Not with update_info: a checkpoint would contain the key, and stock would warn about it.
         hub.runtime_info[KEY] = self
 
     def __reduce__(self) -> tuple[type, tuple]:
-        # A copy of the hub, as a user's hook makes one, belongs to no training: None stands there.
+        # A copy of the hub, as a hook may make one, belongs to no training: it has None instead.
         return type(None), ()
 
     @staticmethod
     def of(hub: MessageHub) -> ScalarBuffer | None:
-        """The one that a hub's training uses, if any."""
+        """Return the buffer of a message hub, if it has one."""
         return hub.get_info(KEY)
 
     @property
     def iteration(self) -> int:
-        """Number of the last iteration, from 0; `runner.iter` may count it already."""
+        """The last iteration, counted from 0. `runner.iter` may be ahead of it."""
         return self._hub.get_info('iter', 0)
 
     def note(self, key: str, value: Any, count: int = 1) -> None:
-        """Log a value of the current iteration; keys `watch/...` are looked at only."""
+        """Log a value of the current iteration; `watch/...` keys are checked, not logged."""
         has_history = self._known.get(key)
         if has_history is None or (has_history and key not in self._hub.log_scalars):
             self._feed(key)
         self._rows.note(key, value, count)
 
     def note_later(self, keys: Iterable[str], source: Callable[[], dict[str, list]]) -> None:
-        """Ask for values of the host's own when histories are to be read, not once an iteration.
+        """Register a source of host values that is called only when histories are read.
 
         Args:
-            keys: Of the values.
-            source: Gives, by key, those that have come since it was asked last; a method, whose
-                object is not kept for it.
+            keys: The keys of its values.
+            source: A method that returns, by key, the values since its last call. Its object is
+                referenced weakly.
         """
         known = weakref.WeakMethod(source)
         if known not in self._sources:
@@ -101,11 +101,11 @@ class ScalarBuffer:
             self._feed(key)
 
     def gather(self, creates: bool = True) -> None:
-        """Ask who notes later; waits for nothing.
+        """Take values from the registered sources; never waits.
 
         Args:
-            creates: Whether to make histories anew that a hook has taken away; not while a copy
-                of the hub goes through them, which a read may be part of. Defaults to True.
+            creates: Whether to create histories that a hook has removed. False while the hub is
+                being copied, which iterates over them. Defaults to True.
         """
         if not creates and not self._later <= self._hub.log_scalars.keys():
             return
@@ -119,43 +119,41 @@ class ScalarBuffer:
     def seal(self, iteration: int) -> None:
         """End an iteration."""
         self._rows.seal(iteration)
-        if len(self._rows) >= MOST_ROWS:  # nobody logs, or rarely: memory stays what it is
+        if len(self._rows) >= MOST_ROWS:  # rare log points: bound the memory
             self._deliver(self._rows.send() - 1, wait=True)
             self.gather()
 
     def send(self) -> LogWindow:
-        """Start the copy of all that ended iterations noted: what is logged at this point."""
+        """Start copying the values of ended iterations; return the window of this log point."""
         if self._window is not None:
             self.arrived(self._window, wait=True)
-        # What came after the end of the iteration, but before this line.
+        # Values that came after the end of the iteration, but before this log point.
         self._rows.seal(self.iteration)
         self.gather()
         self.bound()
         self._window = LogWindow(self._rows.send(), OrderedDict(self._hub.log_scalars))
         for key, history in self._window.histories.items():
-            if history.fetch is None or key in self._later:  # nothing of it is on its way
+            if history.fetch is None or key in self._later:  # complete already
                 self._window.histories[key] = history.frozen()
         return self._window
 
     def arrived(self, window: LogWindow, wait: bool = False) -> bool:
-        """Whether the histories of a window are complete."""
+        """Return whether the histories of a window are complete."""
         self._deliver(window.ticket, wait)
         return window is not self._window
 
     def fetch(self, wait: bool = True) -> None:
-        """Start the copy of all that was noted, and take in what has arrived.
+        """Start copying all noted values, and add those that have arrived to the histories.
 
         Args:
-            wait: Whether to wait until all of it has. Defaults to True.
+            wait: Whether to wait for all of them. Defaults to True.
         """
         self._rows.seal(self.iteration)
         self._deliver(self._rows.send(), wait)
-        self.gather(
-            creates=False
-        )  # a window that is being written has its own values of these already
+        self.gather(creates=False)  # a window that is being written has these values already
 
     def close(self) -> None:
-        """Bring what is left, and let go: the hub outlives the training."""
+        """Fetch the remaining values and release the hub, which outlives the training."""
         self.fetch()
         self._sources.clear()
         for history in self._hub.log_scalars.values():
@@ -172,7 +170,7 @@ class ScalarBuffer:
         if window is not None:
             self._push(min(ticket, window.ticket), wait)
             if not self._rows.has_taken(window.ticket):
-                return  # what was sent later is no part of the window
+                return  # values that were sent later are not part of the window
             window.settle()
             self._window = None
         self._push(ticket, wait)
@@ -188,20 +186,20 @@ class ScalarBuffer:
                 found[0].append(value)
                 found[1].append(count)
         for key, (numbers, counts) in arrived.items():
-            # Else a hook has taken the history away, or replaced it by another one.
+            # Otherwise a hook has removed or replaced the history.
             if self._known[key] and type(self._hub.log_scalars.get(key)) is BoundedHistory:
                 self._hub.log_scalars[key].extend(numbers, counts)
 
     def _feed(self, key: str) -> None:
-        """Give a key its history, in the order that keys appear, as stock does."""
+        """Create the history of a key at its first value, so that keys have the order of stock."""
         known = self._known.get(key)
         self._known[key] = not key.startswith('watch/')
         if not self._known[key]:
             return
         if key not in self._hub.log_scalars:
             if known:
-                self.fetch()  # values until now belong to the history that a hook took away
-            self._hub.update_scalar(key, 0.0)  # makes it a key that checkpoints keep
+                self.fetch()  # values until now belong to the history that a hook removed
+            self._hub.update_scalar(key, 0.0)  # registers the key, so that checkpoints keep it
             self._hub.log_scalars[key] = BoundedHistory(self._length(key))
         self.bound()
         history = self._hub.log_scalars[key]
@@ -210,9 +208,9 @@ class ScalarBuffer:
         history.copied = partial(self._copied, key)
 
     def _copied(self, key: str, live: BoundedHistory) -> HistoryBuffer:
-        """Copy a history for a checkpoint; its reader waits for what is on its way.
+        """Copy a history for a checkpoint; reading the copy waits for values in progress.
 
-        That may be another thread, so the copy refers to nothing that changes.
+        Another thread may read it, so the copy references nothing that changes.
         """
         self.fetch(wait=False)
         copy, arrivals = live.frozen(), self._rows.underway()
@@ -227,11 +225,11 @@ class ScalarBuffer:
         return copy
 
     def bound(self) -> None:
-        """Replace histories that grow."""
+        """Replace unbounded histories."""
         scalars = self._hub.log_scalars
         growing = [key for key, one in scalars.items() if type(one) is not BoundedHistory]
         if any(map(self._known.get, growing)):
-            self.fetch()  # values until now belong to the history that a hook has replaced
+            self.fetch()  # values until now belong to the history that a hook replaced
         for key in growing:
             if type(scalars[key]) is not BoundedHistory:
                 scalars[key] = BoundedHistory(self._length(key), scalars[key])

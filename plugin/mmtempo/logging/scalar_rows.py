@@ -1,11 +1,11 @@
-"""Scalars of each iteration stay on the device and leave it together.
+"""Collect scalars on the device and copy them to the host together.
 
 ::
 
-    note(key, tensor)   several times an iteration: nothing but a reference
-    seal(iteration)     end of an iteration: one small kernel copies them into a row
+    note(key, tensor)   several times an iteration: keeps a reference
+    seal(iteration)     end of an iteration: one small kernel copies the values into a row
     send()              log point: one asynchronous copy of all rows to the host
-    take(...)           whenever it has arrived: (iteration, [(key, value, count), ...])
+    take(...)           after it has arrived: (iteration, [(key, value, count), ...])
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = list[tuple[str, float, int]]
 
 @dataclass(eq=False)
 class _Shipment:
-    """Rows on their way: what lies where in the copies."""
+    """Rows that are being copied, and the position of each value in the copies."""
 
     ticket: int
     rows: list[tuple[int, list]]
@@ -34,9 +34,11 @@ class _Shipment:
 
     @property
     def arrived(self) -> bool:
+        """Whether all copies have arrived."""
         return all(copy.arrived for copy in self.copies.values())
 
     def unpack(self) -> Iterator[tuple[int, Values]]:
+        """Yield iteration and values of each row; wait for the copies."""
         numbers = {kind: iter(copy.values()) for kind, copy in self.copies.items()}
         for iteration, entries in self.rows:
             yield (
@@ -49,7 +51,7 @@ class _Shipment:
 
 
 class Arrivals:
-    """The values of copies on their way, by key; reading waits for them, in any thread.
+    """Values by key of copies in progress. Reading waits for them; any thread may read.
 
     Args:
         shipments: The copies, in order.
@@ -60,7 +62,7 @@ class Arrivals:
         self._by_key: dict[str, tuple[list, list]] | None = None
 
     def of(self, key: str) -> tuple[list, list]:
-        """Return values and counts."""
+        """Return values and counts of a key."""
         if self._by_key is None:
             by_key: dict[str, tuple[list, list]] = {}
             for shipment in self.shipments:
@@ -74,10 +76,10 @@ class Arrivals:
 
 
 class ScalarRows:
-    """Collects scalars, tensors or Python numbers, and hands them out in the order they came.
+    """Scalars, tensors or Python numbers, that are returned on the host in their order.
 
     Args:
-        copy: Starts a copy to the host, as HostCopy does.
+        copy: Starts a copy to the host, as `HostCopy` does.
     """
 
     def __init__(self, copy: Callable[[torch.Tensor], Any] = HostCopy) -> None:
@@ -90,12 +92,12 @@ class ScalarRows:
         self._arrivals = Arrivals([])
 
     def __len__(self) -> int:
-        """Rows that have not been sent."""
+        """Return the number of rows that have not been sent."""
         return len(self._rows)
 
     def note(self, key: str, value: Any, count: int = 1) -> None:
-        """Hold on to a value of the current iteration; it is copied when that ends."""
-        if type(value) is float:  # most of them
+        """Reference a value of the current iteration; `seal` copies it."""
+        if type(value) is float:  # the most frequent type
             size = 1
         elif isinstance(value, torch.Tensor):
             size = value.numel()
@@ -107,13 +109,13 @@ class ScalarRows:
         if size != 1:
             shape = f' of shape {tuple(value.shape)}' if size else ''
             raise TypeError(
-                f'{key} is {type(value).__name__}{shape}, but what a training step returns for '
-                'the log has to be one number each'
+                f'{key}: a value that a training step returns for the log must be one number, '
+                f'found {type(value).__name__}{shape}'
             )
         self._open.append((key, value, count))
 
     def seal(self, iteration: int) -> None:
-        """End an iteration: what it noted is copied, as its tensors may be used again."""
+        """End an iteration: copy its values, because the tensors may be overwritten."""
         noted, self._open = self._open, []
         if not noted:
             return
@@ -135,7 +137,7 @@ class ScalarRows:
         self._rows.append((iteration, entries))
 
     def send(self) -> int:
-        """Start the copy of all rows; returns a ticket to ask for it."""
+        """Start copying all rows; return a ticket for `take`."""
         if self._rows:
             copies = {kind: self._copy(torch.cat(rows)) for kind, rows in self._tensors.items()}
             self._sent += 1
@@ -144,18 +146,18 @@ class ScalarRows:
         return self._sent
 
     def take(self, ticket: int, wait: bool) -> Iterator[tuple[int, Values]]:
-        """All rows up to those of a ticket, in order; without `wait`, those that have arrived."""
+        """Yield the rows up to a ticket, in order; without `wait`, those that have arrived."""
         while self._underway and self._underway[0].ticket <= ticket:
             if not wait and not self._underway[0].arrived:
                 return
             yield from self._underway.popleft().unpack()
 
     def underway(self) -> Arrivals:
-        """Return what was sent and has not been handed out; the same object until that changes."""
+        """Return what was sent and not taken; the same object until that changes."""
         if self._arrivals.shipments != list(self._underway):
             self._arrivals = Arrivals(list(self._underway))
         return self._arrivals
 
     def has_taken(self, ticket: int) -> bool:
-        """Whether all rows of a ticket have been handed out."""
+        """Return whether all rows of a ticket were taken."""
         return not self._underway or self._underway[0].ticket > ticket
