@@ -335,7 +335,7 @@ def write_archive(
 def sync_folder(path: str) -> None:
     """Make renames within a folder durable; no-op where folders cannot be opened."""
     if not hasattr(os, 'O_DIRECTORY'):
-        return  # Windows has no other way to make a rename durable
+        return  # Windows cannot open a folder to sync it
     folder = os.open(path or '.', os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -357,7 +357,7 @@ def replace_durably(path: str, write: Any) -> int:
 
 
 def _replace(path: str, write: Any) -> os.stat_result:
-    """Replace a file without syncing its folder; return the status of the new file."""
+    """Replace a file without syncing its folder; return its status, which identifies the file."""
     with new_temporary(path) as temporary:
         with open_to_write(temporary) as file:
             write(file)
