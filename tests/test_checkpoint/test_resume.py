@@ -99,7 +99,7 @@ def poison(path: Path) -> None:
 
 
 BREAKAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    'truncated': (truncate, 'it is no complete zip file'),
+    'truncated': (truncate, 'it is not a complete zip file'),
     'empty': (empty, 'it is empty'),
     'flipped': (flip, 'the checksum of its record'),
     'hostile': (poison, 'cannot be read safely'),
@@ -290,7 +290,7 @@ def test_everything_is_broken(work: Path, tmp_path: Path) -> None:
         newest_whole(str(work))
     listed = str(error.value).splitlines()[1:-1]
     assert len(listed) == 3
-    for name, says in (12, 'no complete zip'), (9, 'checksum of its record'), (6, 'it is empty'):
+    for name, says in (12, 'not a complete zip'), (9, 'checksum of its record'), (6, 'it is empty'):
         assert any(f'iter_{name}.pth: ' in line and says in line for line in listed), listed
     before = files(work)
     text = forks.run(train, tmp_path / 'log', 1, work=str(work), resume=True)

@@ -222,7 +222,7 @@ def test_resume_takes_the_newest_that_is_whole(
     launch.set_resume(cfg, 'auto')
     assert cfg.load_from == str(tmp_path / 'iter_2.pth')
     said = capsys.readouterr().err
-    assert 'iter_3.pth: it is no complete zip file' in said
+    assert 'iter_3.pth: it is not a complete zip file' in said
     assert 'iter_2.pth is whole' in said
 
 

@@ -422,7 +422,7 @@ def test_step_and_best_are_copied_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     def noted_finish(self: Snapshot) -> None:
         finish(self)
-        sizes.append(self._area.wanted)
+        sizes.append(self._buffer.requested)
 
     monkeypatch.setattr(Snapshot, 'take', noted_take)
     monkeypatch.setattr(Snapshot, 'finish', noted_finish)

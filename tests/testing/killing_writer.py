@@ -1,9 +1,10 @@
-"""The writing process, slower, and killed before its n-th step on the disk.
+"""Writer process that is slower, and is killed before chosen operations on the disk.
 
-Run in place of `core/writer_process.py`; `saving.with_writer` says it all through environment
-variables: WRITER_FILE is the path of that one, WRITER_STEPS a file that gets the names of the
-steps, WRITER_KILLED the numbers of the steps (from 1, whichever process gets there),
-WRITER_TAKES_ALL whether the training is killed too, WRITER_DELAY seconds before each step.
+It is run in place of `mmtempo/checkpoint/io/writer_process.py`. `saving.with_writer` sets its
+environment variables: WRITER_FILE is the path of that program, WRITER_STEPS a file to which the
+name of each operation is appended, WRITER_KILLED the numbers of the operations before which the
+process is killed (from 1, counted over all processes), WRITER_TAKES_ALL whether the training is
+killed too, and WRITER_DELAY a time in seconds before each operation.
 """
 
 import builtins
@@ -32,11 +33,12 @@ def step(name):
 
 
 def shown(path):
-    """The name of a file, but for what makes that of a temporary one unique."""
+    """Return the name of a file, without the unique part of a temporary file."""
     return re.sub(r'\.[0-9a-f]{8}-\d+-[0-9a-f]{8}(?=\.mmtempo-tmp$)', '', os.path.basename(path))
 
 
 def before(owner, name):
+    """Take a step before each call of a function."""
     original = getattr(owner, name)
 
     def stepping(first, *args, **kwargs):

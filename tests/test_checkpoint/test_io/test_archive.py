@@ -1,4 +1,4 @@
-"""Files that torch reads as its own, and damage that is found wherever it is."""
+"""Files are as `torch.save` writes them, and each damage of a file is found."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize('mmap', [False, True])
-def test_loads_as_what_torch_saves(path: str, mmap: bool) -> None:
+def test_loads_as_a_file_of_torch(path: str, mmap: bool) -> None:
     torch.save(tree(), path)
     stock = load(path)
     write(path, tree())
     ours = load(path, mmap=mmap)
-    for loaded in (stock, ours):  # as state_dicts are saved
+    for loaded in (stock, ours):  # the tensors of a state_dict are detached
         loaded['state_dict']['grad'].requires_grad_(False)
     assert same(ours, stock)
     assert ours['state_dict']._metadata == {'': {'version': 2}}
@@ -54,34 +54,36 @@ def test_other_objects_are_pickled_as_torch_does(path: str) -> None:
     assert loaded['parameter'].requires_grad
 
 
-def test_what_lies_elsewhere_goes_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one piece: `bytes` of a storage takes seconds for a megabyte."""
-    monkeypatch.setattr(torch.UntypedStorage, '__getitem__', lambda *_: pytest.fail('one by one'))
-    area = HostBuffer()
+def test_records_contain_tensors_outside_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied at once: `bytes` of a storage takes seconds for a megabyte."""
+    monkeypatch.setattr(
+        torch.UntypedStorage, '__getitem__', lambda *_: pytest.fail('copied one element at a time')
+    )
+    buffer = HostBuffer()
     outside = torch.arange(3, dtype=torch.int16)
-    records = dict(records_of([outside, outside.untyped_storage()], area))
+    records = dict(records_of([outside, outside.untyped_storage()], buffer))
     assert records['data/0'] == bytes([0, 0, 1, 0, 2, 0])
     assert 'data/1' not in records
-    area.close()
+    buffer.close()
 
 
-def test_what_lies_in_the_area_stays_there() -> None:
-    area = HostBuffer()
-    snapshot = Snapshot(area)
+def test_records_refer_to_tensors_in_the_buffer() -> None:
+    buffer = HostBuffer()
+    snapshot = Snapshot(buffer)
     [frozen] = snapshot.take([[torch.ones(3), torch.ones(20), torch.empty(0)]])
-    records = records_of(frozen, area)
+    records = records_of(frozen, buffer)
     assert [name for name, _ in records] == [
         'data.pkl', 'byteorder', 'data/0', 'data/1', 'data/64', 'version',
     ]  # fmt: skip
     assert [content for _, content in records[2:5]] == [(0, 12), (64, 80), b'']
-    area.close()
+    buffer.close()
 
 
-def test_what_cannot_be_pickled_is_an_error() -> None:
-    area = HostBuffer()
+def test_content_that_cannot_be_pickled_raises() -> None:
+    buffer = HostBuffer()
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
-        records_of(dict(function=lambda: None), area)
-    area.close()
+        records_of(dict(function=lambda: None), buffer)
+    buffer.close()
 
 
 def small() -> dict[str, Any]:
@@ -90,7 +92,7 @@ def small() -> dict[str, Any]:
 
 @pytest.mark.parametrize('save', [write, lambda path, content: torch.save(content, path)])
 def test_every_flipped_byte_is_found_or_harmless(path: str, save: Any) -> None:
-    """Also those that Python's zip reader does not look at, and torch's does."""
+    """Including the bytes that torch's zip reader uses, but Python's does not."""
     save(path, small())
     assert check_archive(path) is None
     with open(path, 'rb') as file:
@@ -100,7 +102,7 @@ def test_every_flipped_byte_is_found_or_harmless(path: str, save: Any) -> None:
     table = whole.index(b'PK\1\2')
     found = 0
     for position in range(len(whole)):
-        # There, the latter makes folders of files.
+        # In the table of contents, 0x10 makes a folder of a file for torch.
         for mask in (0xFF, 0x10) if position >= table else (0xFF,):
             damaged = bytearray(whole)
             damaged[position] ^= mask
@@ -127,7 +129,7 @@ def test_truncation_is_found(path: str, save: Any) -> None:
         assert '\n' not in problem
 
 
-def test_says_what_is_wrong(path: str, tmp_path: Path) -> None:
+def test_problem_is_described(path: str, tmp_path: Path) -> None:
     assert check_archive(path) == 'FileNotFoundError: No such file or directory'
     assert str(check_archive(str(tmp_path))).startswith('IsADirectoryError: ')
     write(path, small())
@@ -137,17 +139,17 @@ def test_says_what_is_wrong(path: str, tmp_path: Path) -> None:
     assert check_archive(path) == 'the checksum of its record archive/data/0 is wrong'
     with open(path, 'wb') as file:
         file.write(b'no zip')
-    assert check_archive(path) == 'it is no complete zip file (File is not a zip file)'
+    assert check_archive(path) == 'it is not a complete zip file (File is not a zip file)'
     with zipfile.ZipFile(path, 'w') as other:
         other.writestr('a', 'b')
-    assert str(check_archive(path)).startswith('it is no complete zip file (')
+    assert str(check_archive(path)).startswith('it is not a complete zip file (')
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as other:
         other.writestr('archive/data.pkl', 'b')
-    assert check_archive(path) == 'its record archive/data.pkl is no stored file'
+    assert check_archive(path) == 'its record archive/data.pkl is not a stored file'
 
 
 def test_a_missing_record_of_the_table_is_found(path: str) -> None:
-    """Two records of one name, as a flipped bit makes them: one of them has been lost."""
+    """A flipped bit in a name makes two records of one name, so that one of them is lost."""
     write(path, small())
     with open(path, 'rb') as file:
         whole = file.read()
@@ -166,7 +168,7 @@ def test_a_file_is_read_once_until_it_changes(path: str, monkeypatch: pytest.Mon
         return original(file)
 
     monkeypatch.setattr(archive, '_problem', noting)
-    monkeypatch.setattr(archive, 'CLOCK_TICK', -(10**12))  # as if it were old
+    monkeypatch.setattr(archive, 'CLOCK_TICK', -(10**12))  # as if the file were old
     write(path, small())
     assert [check_archive(path) for _ in range(3)] == [None] * 3
     assert read == [path]
@@ -176,7 +178,7 @@ def test_a_file_is_read_once_until_it_changes(path: str, monkeypatch: pytest.Mon
     with open(path, 'r+b') as file:
         file.seek(file.read().index(torch.arange(6.0).numpy().tobytes()))
         file.write(b'x')
-    for _ in range(2):  # what is broken is not remembered
+    for _ in range(2):  # a damaged file is read each time
         assert check_archive(path) is not None
     assert read == [path] * 4
     write(path, tree())
@@ -187,7 +189,7 @@ def test_a_file_is_read_once_until_it_changes(path: str, monkeypatch: pytest.Mon
 def test_damage_within_a_tick_of_the_clock_is_found(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The times of a file are as coarse as 2 s; what was just written is not remembered."""
+    """Time stamps may have a resolution of 2 s, so a file that was just written is read again."""
     write(path, small())
     same_times = os.stat(path)
     monkeypatch.setattr(os, 'stat', lambda *args, **options: same_times)
@@ -198,13 +200,13 @@ def test_damage_within_a_tick_of_the_clock_is_found(
     assert check_archive(path) is not None
 
 
-def test_python_s_lock_is_given_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that is bound by the host waits for it at each of its operators."""
+def test_gil_is_released_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that is bound by the host waits for the GIL at each operator."""
     now, breaths, longest, since = 0.0, 0, 0, 0
 
     def clock() -> float:
         nonlocal now, since, longest
-        now += 1e-6  # an object takes so long
+        now += 1e-6  # time to pickle an object
         since += 1
         longest = max(longest, since)
         return now
@@ -222,10 +224,10 @@ def test_python_s_lock_is_given_up_again_and_again(monkeypatch: pytest.MonkeyPat
     assert longest * 1e-6 < 2 * archive.SLICE
 
 
-def test_files_of_one_area_differ_where_their_trees_do(path: str) -> None:
-    """Pieces of a pickle are used again: not those of what has another shape, place or key."""
-    area = HostBuffer()
-    snapshot = Snapshot(area)
+def test_cached_pieces_are_used_for_equal_tensors_and_keys_only(path: str) -> None:
+    """A tensor of another shape, dtype or slot, and another key, are pickled anew."""
+    buffer = HostBuffer()
+    snapshot = Snapshot(buffer)
     one, two = torch.arange(6.0), torch.arange(8.0)
     names = OrderedDict(a=one, b=two)
     names._metadata = OrderedDict(x=dict(version=1))  # type: ignore[attr-defined]
@@ -243,20 +245,20 @@ def test_files_of_one_area_differ_where_their_trees_do(path: str) -> None:
     ):
         [frozen] = snapshot.take([given])
         snapshot.finish()
-        records = records_of(frozen, area)
-        assert area.address is not None
+        records = records_of(frozen, buffer)
+        assert buffer.address is not None
         with open(path, 'wb') as file:
-            write_archive(file, records, _open(area.address[0]))
+            write_archive(file, records, _open(buffer.address[0]))
         stock = io.BytesIO()
         torch.save(given, stock)
         stock.seek(0)
         assert same(load(path), load(stock)), given
         state = load(path)['state']
         assert [*map(type, state)] == [*map(type, given['state'])]
-    area.close()
+    buffer.close()
 
 
-def test_a_tensor_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_in_the_buffer_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pickled = []
     original = torch.Tensor.__reduce_ex__
 
@@ -265,14 +267,14 @@ def test_a_tensor_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(tensor, protocol)
 
     monkeypatch.setattr(torch.Tensor, '__reduce_ex__', noting)
-    area = HostBuffer()
-    snapshot = Snapshot(area)
+    buffer = HostBuffer()
+    snapshot = Snapshot(buffer)
     given = {'a': torch.ones(3), 'b': {0: dict(step=torch.ones(2))}}
     for _ in range(3):
-        records = records_of(snapshot.take([given])[0], area)
+        records = records_of(snapshot.take([given])[0], buffer)
         assert len(records) == 5
         assert pickled == [(3,), (2,)]
-    given['a'] = torch.ones(4)  # as wide in the area, but it is another
-    records_of(snapshot.take([given])[0], area)
+    given['a'] = torch.ones(4)  # of the same slot size, but of another shape
+    records_of(snapshot.take([given])[0], buffer)
     assert pickled[2] == (4,)
-    area.close()
+    buffer.close()

@@ -1,4 +1,4 @@
-"""Room for what comes, and none for what a crash has left."""
+"""Shortage of disk space, and removal of abandoned temporary files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_shortage(size: int, files: int, missing: int, monkeypatch: pytest.Monke
     assert shortage('.', size, files) == missing
 
 
-def test_free_space_unknown_is_no_shortage(tmp_path: Path) -> None:
+def test_unknown_free_space_is_no_shortage(tmp_path: Path) -> None:
     assert shortage(str(tmp_path / 'gone'), 1 << 60, 1) == 0
     assert shortage(str(tmp_path), 1 << 60, 1) > 0
 
 
-def test_only_ours_are_removed(tmp_path: Path) -> None:
+def test_only_our_temporary_files_are_removed(tmp_path: Path) -> None:
     others = ['a.pth', '.hidden', 'a.mmtempo-tmp', '.a.pth.mmtempo-tmp.pth']
     for name in others:
         (tmp_path / name).touch()
@@ -45,7 +45,7 @@ def test_only_ours_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(str(tmp_path)) == []
 
 
-def test_a_leftover_that_cannot_be_removed_stays(
+def test_leftover_that_cannot_be_removed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, folder = (Path(temporary_of(str(tmp_path / name))) for name in 'ab')
@@ -72,7 +72,7 @@ with module['new_temporary'](sys.argv[1]) as name:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen]:
-    """Another process, writing a file of this folder."""
+    """Another process that is writing a file in this folder."""
     code = WRITING.format(path=writer_process.__file__)
     process = subprocess.Popen(
         [sys.executable, '-c', code, str(tmp_path / 'a.pth')], stdout=subprocess.PIPE, text=True
@@ -84,10 +84,10 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen]:
     process.stdout.close()
 
 
-def test_temporary_of_a_live_process_is_spared(other: subprocess.Popen, tmp_path: Path) -> None:
+def test_temporary_file_of_a_live_process_is_kept(other: subprocess.Popen, tmp_path: Path) -> None:
     assert other.stdout is not None
     name = Path(other.stdout.readline().strip())
-    os.utime(name, (0, 0))  # however long it has taken
+    os.utime(name, (0, 0))  # the age does not matter
     assert remove_leftovers(str(tmp_path)) == []
     assert name.exists()
     other.send_signal(signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_temporary_of_a_live_process_is_spared(other: subprocess.Popen, tmp_path
     assert remove_leftovers(str(tmp_path)) == [name.name]
 
 
-def test_temporary_of_this_process_is_spared(tmp_path: Path) -> None:
+def test_temporary_file_of_this_process_is_kept(tmp_path: Path) -> None:
     with new_temporary(str(tmp_path / 'a')) as name:
         assert remove_leftovers(str(tmp_path)) == []
         assert os.listdir(tmp_path) == [os.path.basename(name)]
@@ -104,7 +104,7 @@ def test_temporary_of_this_process_is_spared(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ['a']
 
 
-def test_temporary_of_another_host_is_spared_until_stale(
+def test_temporary_file_of_another_host_is_kept_until_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some network file systems lock within one host only."""
@@ -118,7 +118,7 @@ def test_temporary_of_another_host_is_spared_until_stale(
     assert remove_leftovers(str(tmp_path)) == [path.name]
 
 
-def test_without_file_locks_only_stale_temporaries_are_removed(
+def test_without_file_locks_only_stale_files_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(file: int, how: int) -> None:
@@ -131,15 +131,15 @@ def test_without_file_locks_only_stale_temporaries_are_removed(
         assert remove_leftovers(str(tmp_path)) == [os.path.basename(name)]
 
 
-def test_a_new_temporary_taken_for_abandoned_gets_another_name(
+def test_new_file_removed_as_abandoned_gets_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its creation and its lock, another process may remove it."""
+    """Another process may remove it between its creation and its lock."""
     flock, removed = writer_process.fcntl.flock, []
 
     def late(file: int, how: int) -> None:
         if not removed:
-            removed.append(None)  # first: the cleaning locks, too
+            removed.append(None)  # first, because `remove_leftovers` locks as well
             removed[:] = remove_leftovers(str(tmp_path))
         flock(file, how)
 

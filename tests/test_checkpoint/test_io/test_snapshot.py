@@ -1,4 +1,4 @@
-"""What is taken is what was there, whatever changes afterwards."""
+"""A snapshot has the values of its start; later changes wait for the copies or are detected."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.testing.trees import History, bits, same, tensors, tree
 
 
 @pytest.fixture
-def area() -> Iterator[HostBuffer]:
-    area = HostBuffer()
-    yield area
-    area.close()
+def buffer() -> Iterator[HostBuffer]:
+    buffer = HostBuffer()
+    yield buffer
+    buffer.close()
 
 
 def change(tensor: torch.Tensor) -> None:
-    """Every byte of it."""
+    """Change every element."""
     with torch.no_grad():
         if tensor.dtype == torch.bool:
             tensor.logical_not_()
@@ -42,31 +42,31 @@ def in_thread(function: Any) -> None:
     thread.join()
 
 
-def test_late_and_early_tensors_have_their_old_values(area: HostBuffer) -> None:
-    snapshot = Snapshot(area)
-    for turn in range(3):  # the first one makes room
-        given = {'late': tensors(), 'early': tensors()}
-        for number, tensor in enumerate([*given['late'].values(), *given['early'].values()]):
+def test_late_and_early_tensors_have_their_old_values(buffer: HostBuffer) -> None:
+    snapshot = Snapshot(buffer)
+    for turn in range(3):  # the first turn reserves the memory
+        content = {'late': tensors(), 'early': tensors()}
+        for number, tensor in enumerate([*content['late'].values(), *content['early'].values()]):
             if turn and tensor.dtype == torch.float32 and 0 not in tensor.stride():
                 tensor.detach().fill_(number + turn)
-        expected = copy.deepcopy(given)
-        late = {tensor.data_ptr() for tensor in given['late'].values()} - {0}
-        [frozen] = snapshot.take([given], late)
-        for tensor in given['early'].values():
+        expected = copy.deepcopy(content)
+        late = {tensor.data_ptr() for tensor in content['late'].values()} - {0}
+        [frozen] = snapshot.take([content], late)
+        for tensor in content['early'].values():
             change(tensor)
         in_thread(snapshot.finish)
         assert snapshot.fence() == 0.0
-        for tensor in given['late'].values():
+        for tensor in content['late'].values():
             change(tensor)
         for part in ('late', 'early'):
             for name, tensor in expected[part].items():
                 assert bits(frozen[part][name]) == bits(tensor), (part, name)
-        assert not same(given['late'], expected['late'])
-        assert not same(given['early'], expected['early'])
+        assert not same(content['late'], expected['late'])
+        assert not same(content['early'], expected['early'])
 
 
-def test_late_ones_are_not_copied_by_the_training(
-    area: HostBuffer, monkeypatch: pytest.MonkeyPatch
+def test_late_tensors_are_copied_in_the_writer_thread(
+    buffer: HostBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[tuple[str, int]] = []
     original = module._copy
@@ -76,7 +76,7 @@ def test_late_ones_are_not_copied_by_the_training(
         original(pairs)
 
     monkeypatch.setattr(module, '_copy', noting)
-    snapshot = Snapshot(area)
+    snapshot = Snapshot(buffer)
     late, early = torch.ones(3), [torch.ones(2), torch.ones(1)]
     snapshot.take([[late, *early]], {late.data_ptr()})
     thread = threading.Thread(target=snapshot.finish, name='writer')
@@ -85,8 +85,8 @@ def test_late_ones_are_not_copied_by_the_training(
     assert copied == [('MainThread', 2), ('writer', 1)]
 
 
-def test_what_is_no_tensor_is_copied_as_well(area: HostBuffer) -> None:
-    given: dict[str, Any] = dict(
+def test_other_objects_are_copied_too(buffer: HostBuffer) -> None:
+    content: dict[str, Any] = dict(
         numbers=[1, 2],
         nested=dict(deep=(dict(lr=0.1),)),
         counter=Counter(a=1),
@@ -95,20 +95,20 @@ def test_what_is_no_tensor_is_copied_as_well(area: HostBuffer) -> None:
         parameter=torch.nn.Parameter(torch.ones(2)),
         sparse=torch.eye(3).to_sparse(),
     )
-    given['ordered']._metadata = {'': {'version': 1}}
-    expected = copy.deepcopy(given)
-    metadata = copy.deepcopy(given['ordered']._metadata)
-    [frozen] = Snapshot(area).take([given])
-    given['numbers'].append(3)
-    given['nested']['deep'][0]['lr'] = 9
-    given['counter']['a'] += 5
-    given['history'].values[:] = 0
-    given['history'].windows['loss'].append(3)
-    given['ordered']['x'] = 2
-    given['ordered']._metadata['']['version'] = 3
+    content['ordered']._metadata = {'': {'version': 1}}
+    expected = copy.deepcopy(content)
+    metadata = copy.deepcopy(content['ordered']._metadata)
+    [frozen] = Snapshot(buffer).take([content])
+    content['numbers'].append(3)
+    content['nested']['deep'][0]['lr'] = 9
+    content['counter']['a'] += 5
+    content['history'].values[:] = 0
+    content['history'].windows['loss'].append(3)
+    content['ordered']['x'] = 2
+    content['ordered']._metadata['']['version'] = 3
     with torch.no_grad():
-        given['parameter'].zero_()
-        given['sparse']._values().zero_()
+        content['parameter'].zero_()
+        content['sparse']._values().zero_()
     assert torch.equal(frozen['sparse'].to_dense(), torch.eye(3))
     assert type(frozen['parameter']) is torch.nn.Parameter
     assert frozen['ordered']._metadata == metadata
@@ -117,20 +117,20 @@ def test_what_is_no_tensor_is_copied_as_well(area: HostBuffer) -> None:
     assert same(frozen, expected)
 
 
-def test_tied_weights_stay_tied_and_are_copied_once(area: HostBuffer) -> None:
-    snapshot = Snapshot(area)
+def test_tied_weights_stay_tied_and_are_copied_once(buffer: HostBuffer) -> None:
+    snapshot = Snapshot(buffer)
     weight = torch.randn(1000)
     step, best = snapshot.take([dict(a=weight, b=weight.detach()), dict(best=weight)])
     assert step['a'] is step['b'] is best['best']
     assert step['a'].data_ptr() != weight.data_ptr()
-    assert area.wanted < 2 * weight.nbytes
-    # Of another shape it is another tensor.
+    assert buffer.requested < 2 * weight.nbytes
+    # A view of another shape is another tensor.
     [views] = snapshot.take([[weight, weight[:10], weight.view(10, 100)]])
     assert [view.shape for view in views] == [(1000,), (10,), (10, 100)]
 
 
-def test_memory_is_reserved_once_and_used_again(
-    area: HostBuffer, monkeypatch: pytest.MonkeyPatch
+def test_memory_is_reserved_once_and_reused(
+    buffer: HostBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved = []
     original = HostBuffer.reserve
@@ -140,43 +140,43 @@ def test_memory_is_reserved_once_and_used_again(
         original(self, size)
 
     monkeypatch.setattr(HostBuffer, 'reserve', reserve)
-    snapshot = Snapshot(area)
+    snapshot = Snapshot(buffer)
     places = set()
     for _ in range(4):
-        given = tree()
-        [frozen] = snapshot.take([given])
+        content = tree()
+        [frozen] = snapshot.take([content])
         snapshot.finish()
         state = frozen['state_dict'].values()
         places.add(tuple(tensor.data_ptr() for tensor in state if tensor.numel()))
     assert len(reserved) == len(places) == 1
-    given['more'] = torch.ones(5000)
-    [frozen] = snapshot.take([given])
+    content['more'] = torch.ones(5000)
+    [frozen] = snapshot.take([content])
     snapshot.finish()
     assert len(reserved) == 2
-    assert same(frozen['more'], given['more'])
-    assert same(frozen['state_dict']['plain'], given['state_dict']['plain'])
+    assert same(frozen['more'], content['more'])
+    assert same(frozen['state_dict']['plain'], content['state_dict']['plain'])
 
 
-def test_a_change_in_between_is_noticed(area: HostBuffer) -> None:
-    snapshot = Snapshot(area)
+def test_change_before_the_fence_raises(buffer: HostBuffer) -> None:
+    snapshot = Snapshot(buffer)
     late, early = torch.ones(3), torch.ones(3)
     snapshot.take([[late, early]], {late.data_ptr()})
     early.add_(1)
     late.add_(1)
     with pytest.raises(TornError, match='changed by the forward or backward'):
         snapshot.finish()
-    assert snapshot.fence() == 0.0  # nobody waits for it
+    assert snapshot.fence() == 0.0  # there is nothing to wait for
     [frozen] = snapshot.take([[late]], {late.data_ptr()})
     snapshot.finish()
     assert torch.equal(frozen[0], late)
 
 
-def test_the_fence_waits_for_the_copy(area: HostBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fence_waits_for_the_copy(buffer: HostBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     go, done = threading.Event(), []
 
-    class Staged(threading.Event):
+    class Copied(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            go.set()  # not before somebody waits here
+            go.set()  # only when the fence waits here
             return super().wait(timeout)
 
     def finish() -> None:
@@ -184,9 +184,9 @@ def test_the_fence_waits_for_the_copy(area: HostBuffer, monkeypatch: pytest.Monk
         snapshot.finish()
         done.append('copied')
 
-    snapshot = Snapshot(area)
-    snapshot._staged = Staged()
-    snapshot._staged.set()
+    snapshot = Snapshot(buffer)
+    snapshot._copied = Copied()
+    snapshot._copied.set()
     late = torch.zeros(3)
     [frozen] = snapshot.take([[late]], {late.data_ptr()})
     thread = threading.Thread(target=finish)
@@ -201,10 +201,8 @@ def test_the_fence_waits_for_the_copy(area: HostBuffer, monkeypatch: pytest.Monk
     assert set(done) == {'copied', 'passed'}
 
 
-def test_a_copy_that_fails_lets_the_training_go_on(
-    area: HostBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = Snapshot(area)
+def test_failed_copy_opens_the_fence(buffer: HostBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = Snapshot(buffer)
     late = torch.ones(3)
     snapshot.take([[late]], {late.data_ptr()})
 
@@ -218,7 +216,7 @@ def test_a_copy_that_fails_lets_the_training_go_on(
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says it is elsewhere."""
+    """A host tensor that claims to be on a device."""
 
     where = 'cuda:0'
 
@@ -234,72 +232,72 @@ def on(where: str, value: float) -> OnDevice:
 
 
 class FakeStream:
-    """Copies when it is told to, long after it was asked."""
+    """A side stream that copies at `wait` only, as late as a device may."""
 
-    asked: list[Any]
+    calls: list[Any]
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.asked.append(('stream', str(device)))
+        self.calls.append(('stream', str(device)))
         self._waiting: list[list] = []
 
     def copy(self, pairs: list) -> int:
         self._waiting.append(pairs)
         event = len(self._waiting) - 1
-        self.asked.append(('copy', event, [float(source[0]) for _, source in pairs]))
+        self.calls.append(('copy', event, [float(source[0]) for _, source in pairs]))
         return event
 
     def hold(self, event: int) -> None:
-        self.asked.append(('hold', event))
+        self.calls.append(('hold', event))
 
     def wait(self, event: int) -> None:
-        self.asked.append(('wait', event, threading.current_thread().name))
+        self.calls.append(('wait', event, threading.current_thread().name))
         for target, source in self._waiting[event]:
             target.copy_(source)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is asked of the device."""
-    FakeStream.asked = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of the fake stream."""
+    FakeStream.calls = []
     monkeypatch.setattr(module, 'SideStream', FakeStream)
     monkeypatch.setattr(module, 'Tensor', OnDevice)
-    return FakeStream.asked
+    return FakeStream.calls
 
 
-def addresses(*given: torch.Tensor) -> Collection[int]:
-    return {tensor.data_ptr() for tensor in given}
+def addresses(*content: torch.Tensor) -> Collection[int]:
+    return {tensor.data_ptr() for tensor in content}
 
 
-def test_with_a_device_the_host_never_waits(area: HostBuffer, asked: list) -> None:
-    snapshot = Snapshot(area)
+def test_host_does_not_wait_for_a_device(buffer: HostBuffer, calls: list) -> None:
+    snapshot = Snapshot(buffer)
     late, early = on('cuda:0', 1), on('cuda:0', 2)
     [frozen] = snapshot.take([[late, early]], addresses(late))
-    # What may change at once is waited for by the device, the rest at the fence.
-    assert asked == [('stream', 'cuda:0'), ('copy', 0, [2.0]), ('hold', 0), ('copy', 1, [1.0])]
+    # The device waits at once for tensors that may change at once, and at the fence for others.
+    assert calls == [('stream', 'cuda:0'), ('copy', 0, [2.0]), ('hold', 0), ('copy', 1, [1.0])]
     assert snapshot.fence() == 0.0
-    assert asked[4:] == [('hold', 1)]
+    assert calls[4:] == [('hold', 1)]
     thread = threading.Thread(target=snapshot.finish, name='writer')
     thread.start()
     thread.join()
-    assert asked[5:] == [('wait', 1, 'writer')]
+    assert calls[5:] == [('wait', 1, 'writer')]
     assert torch.equal(frozen[0], torch.full((3,), 1.0))
-    # The stream is there for the next one; a fence after the end has nothing to hold for.
+    # The next snapshot uses the same stream.
     snapshot.take([[late, early]], addresses(late))
-    assert [step for step in asked if step[0] == 'stream'] == [('stream', 'cuda:0')]
+    assert [step for step in calls if step[0] == 'stream'] == [('stream', 'cuda:0')]
 
 
-def test_values_of_the_host_are_made_late_with_a_device_too(area: HostBuffer, asked: list) -> None:
-    """Making them may wait for a copy from the device, which `take` must not."""
+def test_host_values_are_made_late_with_a_device_too(buffer: HostBuffer, calls: list) -> None:
+    """`make` may wait for a copy from the device, and `take` must not."""
     made: list[str] = []
 
     def make() -> list:
         made.append(threading.current_thread().name)
         return [1, 2]
 
-    snapshot = Snapshot(area)
+    snapshot = Snapshot(buffer)
     content = dict(weight=on('cuda:0', 1), history=Deferred(make, is_of_host=True), after=3)
-    for _ in range(2):  # the first one makes room
+    for _ in range(2):  # the first snapshot reserves the memory
         made.clear()
         [frozen] = snapshot.take([content])
         assert made == []
@@ -311,17 +309,17 @@ def test_values_of_the_host_are_made_late_with_a_device_too(area: HostBuffer, as
         assert frozen['history'] == [1, 2]
 
 
-def test_early_copies_are_before_late_ones_on_one_stream(area: HostBuffer, asked: list) -> None:
-    """So the last event is enough for both."""
-    snapshot = Snapshot(area)
-    given = [on('cuda:0', 1), on('cuda:0', 2), on('cuda:0', 3)]
-    snapshot.take([given], addresses(given[1]))
-    assert [step[2] for step in asked if step[0] == 'copy'] == [[1.0, 3.0], [2.0]]
+def test_early_copies_are_before_late_ones_on_one_stream(buffer: HostBuffer, calls: list) -> None:
+    """So that the event of the late copies is enough for both."""
+    snapshot = Snapshot(buffer)
+    content = [on('cuda:0', 1), on('cuda:0', 2), on('cuda:0', 3)]
+    snapshot.take([content], addresses(content[1]))
+    assert [step[2] for step in calls if step[0] == 'copy'] == [[1.0, 3.0], [2.0]]
 
 
-def test_what_lies_on_the_host_is_not_late_beside_a_device(area: HostBuffer, asked: list) -> None:
-    """Adam counts its steps on the host; the fence cannot wait for those and not for the device."""
-    snapshot = Snapshot(area)
+def test_host_tensors_are_copied_at_once_with_a_device(buffer: HostBuffer, calls: list) -> None:
+    """As Adam's step counts: with a device, the fence does not make the host wait."""
+    snapshot = Snapshot(buffer)
     weight, step = on('cuda:0', 1), on('cpu', 5)
     [frozen] = snapshot.take([[weight, step]], addresses(weight, step))
     snapshot.fence()
@@ -330,27 +328,29 @@ def test_what_lies_on_the_host_is_not_late_beside_a_device(area: HostBuffer, ask
     assert frozen[1].tolist() == [5.0] * 3
 
 
-def test_without_asynchronous_copies_all_is_copied_at_once(area: HostBuffer, asked: list) -> None:
-    snapshot = Snapshot(area)
+def test_device_without_asynchronous_copies_is_copied_at_once(
+    buffer: HostBuffer, calls: list
+) -> None:
+    snapshot = Snapshot(buffer)
     weight = on('mps', 1)
     [frozen] = snapshot.take([[weight]], addresses(weight))
     weight.add_(1)
     assert frozen[0].tolist() == [1.0] * 3
     snapshot.finish()
-    assert asked == []
+    assert calls == []
 
 
-def test_late_parts_are_gone_through_late(area: HostBuffer) -> None:
-    """Their structure as well: what is added to them before the fence is part of them."""
-    snapshot = Snapshot(area)
+def test_deferred_values_are_traversed_late(buffer: HostBuffer) -> None:
+    """So that items added before the fence are part of the snapshot."""
+    snapshot = Snapshot(buffer)
     for turn in range(2):
         state = {0: {'step': torch.tensor(1.0), 'avg': torch.ones(40)}}
         tied = torch.full((40,), 3.0)
-        given = dict(
+        content = dict(
             a=tied, state=Deferred(lambda state=state: state), b=Deferred(lambda tied=tied: tied)
         )
-        given['groups'] = [dict(lr=0.1)]
-        [frozen] = snapshot.take([given])
+        content['groups'] = [dict(lr=0.1)]
+        [frozen] = snapshot.take([content])
         assert list(frozen) == ['a', 'state', 'b', 'groups']
         state[0]['more'] = torch.zeros(5000)
         in_thread(snapshot.finish)
@@ -364,30 +364,30 @@ def test_late_parts_are_gone_through_late(area: HostBuffer) -> None:
         assert list(frozen['state']) == [0]
         assert frozen['b'] is frozen['a']
         assert same(frozen['a'], torch.full((40,), 3.0))
-        inside = area.offset(frozen['state'][0]['more'].data_ptr(), 20000) is not None
-        assert inside == (turn > 0)  # there was no room for it the first time
+        inside = buffer.offset(frozen['state'][0]['more'].data_ptr(), 20000) is not None
+        assert inside == (turn > 0)  # the first snapshot reserved no memory for it
 
 
-def test_late_parts_of_a_device_are_gone_through_at_once(asked: list) -> None:
-    """The training starts its copies, behind those that are waited for at once."""
-    area = HostBuffer('mps')  # of some device, which is not asked
-    snapshot = Snapshot(area)
-    given = dict(state=Deferred(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
-    [frozen] = snapshot.take([given])
-    assert [step[2] for step in asked if step[0] == 'copy'] == [[2.0], [1.0]]
-    assert torch.equal(frozen['buffer'], torch.zeros(3))  # it is on its way
+def test_deferred_values_of_a_device_are_traversed_at_once(calls: list) -> None:
+    """The training starts their copies, after the copies that the device waits for at once."""
+    buffer = HostBuffer('mps')  # for any device; it is not accessed
+    snapshot = Snapshot(buffer)
+    content = dict(state=Deferred(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
+    [frozen] = snapshot.take([content])
+    assert [step[2] for step in calls if step[0] == 'copy'] == [[2.0], [1.0]]
+    assert torch.equal(frozen['buffer'], torch.zeros(3))  # not copied yet
     snapshot.finish()
     snapshot.fence()
-    area.close()
+    buffer.close()
 
 
 @pytest.mark.parametrize('fenced', [False, True])
 @pytest.mark.parametrize('changed', [False, True])
-def test_on_a_device_too_what_a_forward_pass_changes_is_noticed(
-    area: HostBuffer, asked: list, changed: bool, fenced: bool
+def test_change_before_the_fence_raises_with_a_device_too(
+    buffer: HostBuffer, calls: list, changed: bool, fenced: bool
 ) -> None:
-    """What is changed behind the fence is not: the device makes it wait."""
-    snapshot = Snapshot(area)
+    """A change after the fence is correct: the device makes it wait for the copies."""
+    snapshot = Snapshot(buffer)
     weight = on('cuda:0', 1)
     snapshot.take([[weight]], addresses(weight))
     if changed:

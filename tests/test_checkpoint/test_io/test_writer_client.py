@@ -1,4 +1,4 @@
-"""The writer's pipes belong to the training, and to no process that is forked from it."""
+"""The training process alone has the pipes to the writer; forked processes close their copies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def pipes() -> set[str]:
     for number in os.listdir('/proc/self/fd'):
         try:
             found.add(os.readlink(f'/proc/self/fd/{number}'))
-        except OSError:  # of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
     return {name for name in found if name.startswith('pipe:')}
 
 
 def job(path: str) -> dict:
-    return dict(area=None, files=[(path, [('version', b'3\n')])], marker=None, remove=[])
+    return dict(buffer=None, files=[(path, [('version', b'3\n')])], marker=None, remove=[])
 
 
 @forks
-def test_forked_process_has_no_pipe_of_the_writer(tmp_path: object) -> None:
+def test_forked_process_has_no_pipe_to_the_writer(tmp_path: object) -> None:
     before = pipes()
     client = WriterClient()
     ours = pipes() - before
@@ -39,10 +39,10 @@ def test_forked_process_has_no_pipe_of_the_writer(tmp_path: object) -> None:
 
 
 def drop(client: WriterClient) -> bool:
-    """What a forked process does with its copy at its end, and whether its files are still good."""
+    """Close a client as a forked process does at its end; return whether other files still work."""
     ours, theirs = os.pipe()
-    client._jobs.write(b'nothing that the writer may see')
-    client.close_in_fork()  # harmless once more
+    client._jobs.write(b'must not reach the writer')
+    client.close_in_fork()  # a second call has no effect
     client._jobs.close()
     client._answers.close()
     del client
@@ -59,7 +59,7 @@ def test_forked_process_may_close_its_copy(tmp_path: object) -> None:
     assert client.close() == 0
 
 
-def test_process_ends_without_a_word_when_its_input_ends() -> None:
+def test_process_exits_when_its_input_ends() -> None:
     client = WriterClient()
     assert not client.has_ended
     client._jobs.close()

@@ -1,4 +1,4 @@
-"""What is written, and in which order: at no moment is there less on the disk than before."""
+"""Content and order of writes: at any moment the disk has the complete old or new files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECORDS = [('data.pkl', b'pickled'), ('data/0', b'x' * 100), ('version', b'3\n')
 
 
 def starts(path: Path | str) -> dict[str, int]:
-    """Where the content of each record begins."""
+    """Return the offset of the content of each record."""
     found = {}
     with open(path, 'rb') as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
@@ -46,8 +46,8 @@ def starts(path: Path | str) -> dict[str, int]:
     return found
 
 
-def test_needs_little_but_the_standard_library() -> None:
-    """It is run without site packages; where zlib-ng lies it is told."""
+def test_imports_the_standard_library_and_zlib_ng_only() -> None:
+    """It is run without site packages; the path of zlib-ng is an argument."""
     with open(writer_process.__file__) as file:
         tree = ast.parse(file.read())
     names = {
@@ -60,10 +60,10 @@ def test_needs_little_but_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize('limit', [writer_process.ZIP64_LIMIT, 1000])
-def test_records_are_aligned_also_large_ones(
+def test_records_are_aligned_with_and_without_zip64(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above 2 GiB a header is longer; here above 1000 bytes."""
+    """The header of a record above 2 GiB is longer; here above 1000 bytes."""
     monkeypatch.setattr(writer_process, 'ZIP64_LIMIT', limit)
     memory = memoryview(bytes(range(256)) * 40)
     records: list[tuple[str, Any]] = [
@@ -75,23 +75,23 @@ def test_records_are_aligned_also_large_ones(
     path = tmp_path / 'a.pth'
     with open(path, 'wb') as file:
         write_archive(file, records, memory)
-    places = starts(path)
-    assert {place % ALIGNMENT for place in places.values()} == {0}
+    offsets = starts(path)
+    assert {offset % ALIGNMENT for offset in offsets.values()} == {0}
     with zipfile.ZipFile(path) as archive:
         for name, content in records:
             if isinstance(content, tuple):
                 content = bytes(memory[content[0] : content[0] + content[1]])
             info = archive.getinfo(f'archive/{name}')
             assert archive.read(info) == content
-            # Only where it is needed: torch's own reader takes it.
-            has_long_header = places[info.filename] - info.header_offset > 30 + 24 + 4 + 63
+            # Only large records have the longer header, which torch's reader accepts.
+            has_long_header = offsets[info.filename] - info.header_offset > 30 + 24 + 4 + 63
             assert not has_long_header or len(content) > limit
     reader = torch._C.PyTorchFileReader(str(path))
     assert reader.get_record('data/4096') == bytes(memory[4096:8192])
-    assert reader.get_record_offset('data/4096') == places['archive/data/4096']
+    assert reader.get_record_offset('data/4096') == offsets['archive/data/4096']
 
 
-def test_more_records_than_a_zip_of_old_can_count(tmp_path: Path) -> None:
+def test_more_records_than_a_zip_without_zip64_can_count(tmp_path: Path) -> None:
     count = 0x10000 + 3
     with open(tmp_path / 'a', 'wb') as file:
         write_archive(file, [(str(number), b'') for number in range(count)], None)
@@ -102,14 +102,14 @@ def test_more_records_than_a_zip_of_old_can_count(tmp_path: Path) -> None:
 
 @pytest.fixture
 def memory() -> memoryview:
-    area = mmap.mmap(-1, 16 * LARGE)
-    area[:] = random.Random(0).randbytes(len(area))
-    return memoryview(area)
+    shared = mmap.mmap(-1, 16 * LARGE)
+    shared[:] = random.Random(0).randbytes(len(shared))
+    return memoryview(shared)
 
 
 def large_and_small(memory: memoryview) -> list[tuple[str, Any]]:
     sizes = [LARGE, 3, LARGE - 1, LARGE + 1, 2 * LARGE + PAGE, 0, PAGE, 3 * LARGE + 77]
-    records: list[tuple[str, Any]] = [('data.pkl', b'pickled' * PAGE)]  # not in the memory
+    records: list[tuple[str, Any]] = [('data.pkl', b'pickled' * PAGE)]  # not in the shared memory
     offset = 0
     for number, size in enumerate(sizes):
         records.append((f'data/{number}', (offset, size)))
@@ -117,8 +117,8 @@ def large_and_small(memory: memoryview) -> list[tuple[str, Any]]:
     return [*records, ('large', bytes(memory[:LARGE])), ('version', b'3\n')]
 
 
-def test_past_the_page_cache_it_is_the_same_file(memory: memoryview, tmp_path: Path) -> None:
-    """And most of it is written from where it lies."""
+def test_direct_file_is_the_same_as_a_regular_one(memory: memoryview, tmp_path: Path) -> None:
+    """And most of it is written from the shared memory, without a copy."""
     written = []
     original = os.pwrite
 
@@ -135,7 +135,7 @@ def test_past_the_page_cache_it_is_the_same_file(memory: memoryview, tmp_path: P
         write_archive(direct, records, memory)
         direct.flush()
     assert (tmp_path / 'direct').read_bytes() == (tmp_path / 'usual').read_bytes()
-    # The first and the last page of a record are shared with others.
+    # The first and the last page of a record contain parts of other records.
     in_place = sum(size for is_in_place, size in written if is_in_place)
     large = [content[1] for _, content in records if isinstance(content, tuple)]
     large = [size for size in large if size >= LARGE]
@@ -144,10 +144,10 @@ def test_past_the_page_cache_it_is_the_same_file(memory: memoryview, tmp_path: P
 
 
 @pytest.mark.parametrize('refuses', ['open', 'pwrite'])
-def test_where_the_page_cache_cannot_be_passed(
+def test_file_system_without_direct_files(
     refuses: str, memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system says so when the file is opened, or at the first write."""
+    """A file system refuses O_DIRECT when the file is opened, or at the first write."""
     original = getattr(os, refuses)
     refused = []
 
@@ -169,7 +169,7 @@ def test_where_the_page_cache_cannot_be_passed(
             assert archive.read(f'archive/{name}') == bytes(memory[offset : offset + size])
 
 
-def test_a_disk_that_takes_a_part(
+def test_partial_writes_are_continued(
     memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = os.pwrite
@@ -181,7 +181,12 @@ def test_a_disk_that_takes_a_part(
 
 
 class Disk:
-    """Notes what is done with it, in order; fails where it is told to."""
+    """Record of the file operations of this process in order; some of them fail.
+
+    Attributes:
+        done: Name and file of each operation.
+        fails: Error number by operation.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
         self.done: list[tuple[str, str]] = []
@@ -216,7 +221,7 @@ class Disk:
 
 
 def without_owner(name: str) -> str:
-    """The name of a temporary file, but for what makes it unique."""
+    """Remove the unique part of the name of a temporary file."""
     return re.sub(rf'\.[0-9a-f]{{8}}-\d+-[0-9a-f]{{8}}{TEMPORARY}$', TEMPORARY, name)
 
 
@@ -232,10 +237,13 @@ def tmp(name: str) -> str:
 def job(folder: Path, **changes: Any) -> dict:
     files = [(str(folder / name), RECORDS) for name in ('best', 'step')]
     marker = (str(folder / 'marker'), 'step')
-    return {**dict(area=None, files=files, marker=marker, remove=[str(folder / 'old')]), **changes}
+    return {
+        **dict(buffer=None, files=files, marker=marker, remove=[str(folder / 'old')]),
+        **changes,
+    }
 
 
-def test_each_is_durable_before_the_next_begins(disk: Disk, tmp_path: Path) -> None:
+def test_each_file_is_durable_before_the_next_begins(disk: Disk, tmp_path: Path) -> None:
     (tmp_path / 'old').write_text('old')
     answer = do(job(tmp_path), None)
     expected = []
@@ -251,10 +259,10 @@ def test_each_is_durable_before_the_next_begins(disk: Disk, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     'write', [lambda file: write_archive(file, RECORDS, None), lambda file: file.write(b'marker')]
 )
-def test_what_is_synced_is_complete(
+def test_file_is_complete_when_it_is_synced(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is still in a buffer of Python's would be synced too late."""
+    """Bytes in a buffer of Python would not be synced."""
     sizes = []
     monkeypatch.setattr(os, 'fsync', lambda file: sizes.append(os.fstat(file).st_size))
     size = replace_durably(str(tmp_path / 'a'), write)
@@ -264,7 +272,7 @@ def test_what_is_synced_is_complete(
 @pytest.mark.parametrize(
     'step', [('fsync', tmp('step')), ('replace', 'step'), ('fsync', tmp('marker'))]
 )
-def test_all_of_a_save_or_nothing(step: tuple, disk: Disk, tmp_path: Path) -> None:
+def test_failed_save_is_undone(step: tuple, disk: Disk, tmp_path: Path) -> None:
     for name in ('old', 'marker'):
         (tmp_path / name).write_text('old')
     disk.fails[step] = errno.ENOSPC
@@ -275,7 +283,7 @@ def test_all_of_a_save_or_nothing(step: tuple, disk: Disk, tmp_path: Path) -> No
     assert (tmp_path / 'marker').read_text() == 'old'
 
 
-def test_a_file_that_was_there_stays(disk: Disk, tmp_path: Path) -> None:
+def test_failed_save_keeps_files_that_existed(disk: Disk, tmp_path: Path) -> None:
     for name in ('best', 'step'):
         (tmp_path / name).write_text('old')
     disk.fails['fsync', tmp('step')] = errno.EIO
@@ -285,10 +293,10 @@ def test_a_file_that_was_there_stays(disk: Disk, tmp_path: Path) -> None:
     assert disk.names() == ['best', 'step']
 
 
-def test_what_the_marker_names_stays(
+def test_files_that_the_marker_names_are_kept(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is not known whether the marker is durable."""
+    """Also where it is unknown whether the marker is durable."""
     (tmp_path / 'old').write_text('old')
     original = writer_process.sync_folder
 
@@ -304,13 +312,13 @@ def test_what_the_marker_names_stays(
 
 
 @pytest.mark.parametrize('number', [errno.EINVAL, errno.ENOTSUP])
-def test_where_folders_cannot_be_synced(number: int, disk: Disk, tmp_path: Path) -> None:
+def test_file_system_that_cannot_sync_folders(number: int, disk: Disk, tmp_path: Path) -> None:
     disk.fails['fsync', '.'] = number
     assert do(job(tmp_path), None)['error'] is None
     assert disk.names() == ['best', 'marker', 'step']
 
 
-def test_a_folder_that_cannot_be_synced_is_closed(disk: Disk, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_synced_is_closed(disk: Disk, tmp_path: Path) -> None:
     before = len(os.listdir('/proc/self/fd'))
     disk.fails['fsync', '.'] = errno.EIO
     assert do(job(tmp_path), None)['error'][1] == errno.EIO
@@ -318,19 +326,19 @@ def test_a_folder_that_cannot_be_synced_is_closed(disk: Disk, tmp_path: Path) ->
     assert disk.names() == []
 
 
-def test_a_failure_without_a_number_is_told_as_well(tmp_path: Path) -> None:
+def test_error_without_a_number_is_reported(tmp_path: Path) -> None:
     files = [(str(tmp_path / 'a'), [('data.pkl', (0, 5))])]
     name, number, _, path = do(job(tmp_path, files=files), None)['error']
     assert (name, number, path) == ('AssertionError', None, str(tmp_path / 'a'))
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_has_gone(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     answer = do(job(tmp_path / 'gone'), None)
     assert answer['error'][:2] == ('FileNotFoundError', errno.ENOENT)
 
 
-def test_what_cannot_be_removed_is_told(disk: Disk, tmp_path: Path) -> None:
+def test_files_that_cannot_be_removed_are_reported(disk: Disk, tmp_path: Path) -> None:
     for name in ('old', 'older'):
         (tmp_path / name).write_text('old')
     (tmp_path / 'folder').mkdir()
@@ -347,18 +355,18 @@ def test_what_cannot_be_removed_is_told(disk: Disk, tmp_path: Path) -> None:
     assert disk.names() == sorted([tmp('folder'), tmp('old'), 'best', 'marker', 'step'])
 
 
-def test_without_a_marker(disk: Disk, tmp_path: Path) -> None:
+def test_job_without_a_marker(disk: Disk, tmp_path: Path) -> None:
     assert do(job(tmp_path, marker=None), None)['error'] is None
     assert disk.names() == ['best', 'step']
 
 
-def test_a_link_that_leads_nowhere_is_replaced(tmp_path: Path) -> None:
+def test_dangling_link_is_replaced(tmp_path: Path) -> None:
     os.symlink('nowhere', tmp_path / 'a')
     replace_durably(str(tmp_path / 'a'), lambda file: file.write(b'x'))
     assert (tmp_path / 'a').read_text() == 'x'
 
 
-def test_names_of_temporaries() -> None:
+def test_names_of_temporary_files_are_unique() -> None:
     for path, expected in ('/a/b.pth', '/a/.b.pth.mmtempo-tmp'), ('b.pth', '.b.pth.mmtempo-tmp'):
         names = {temporary_of(path) for _ in range(100)}
         assert len(names) == 100

@@ -85,7 +85,7 @@ class ThreadArm(OurArm):
 
 class _ThreadWriter(writer.DurableWriter):
     def _new_worker(self, timeout: float, warn: Callable[[str], Any]) -> writer._Worker:
-        return _Thread(self._area, self._snapshot, timeout, warn)
+        return _Thread(self._buffer, self._snapshot, timeout, warn)
 
 
 class _Thread(writer._Worker):

@@ -1,1 +1,1 @@
-"""Snapshot, archive and write a checkpoint; knows torch, and no mm-package."""
+"""Snapshots, archives and the writer process of checkpoints; imports torch, but no mm-package."""

@@ -1,4 +1,4 @@
-"""Whether a folder can hold what a training will save into it."""
+"""Disk space for checkpoints, and temporary files that killed writers have left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from .writer_process import TEMPORARY, remove_abandoned
 
 
 def shortage(folder: str, size: int, files: int) -> int:
-    """Bytes that are missing for so many files more; 0 where there is room, or nobody knows."""
+    """Return how many bytes the disk lacks for more files; 0 if the free space is unknown.
+
+    Args:
+        folder: Folder of the files.
+        size: Size of a file in bytes.
+        files: Number of files.
+    """
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -18,7 +24,7 @@ def shortage(folder: str, size: int, files: int) -> int:
 
 
 def remove_leftovers(folder: str) -> list[str]:
-    """Remove the temporary files of writers that were killed; return the names of the removed."""
+    """Remove the temporary files of killed writers from a folder; return their names."""
     return [
         name
         for name in sorted(os.listdir(folder))

@@ -1,4 +1,4 @@
-"""Host memory that a checkpoint is copied into, shared with the process that writes it."""
+"""Host memory for the copies of a checkpoint, shared with the writer process."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ import torch
 
 from mmtempo.device.streams import pin_in_place, unpin
 
-ALIGNMENT = 64
+from .writer_process import ALIGNMENT
 
 
 @dataclass(eq=False)
 class Slot:
-    """Where a tensor that was given out lies.
+    """A part of the buffer that is allocated to a tensor.
 
     Attributes:
-        start: In bytes, from the start of the area.
-        shaped: Shape, strides and type of what is copied there.
-        room: Bytes that it takes.
-        tensor: What was given out.
-        pickled: For whoever pickles it, to keep what comes out as long as it is given out.
+        start: Offset in the buffer in bytes.
+        layout: Shape, strides and dtype of the tensor that is copied there.
+        size: Size in bytes, a multiple of `ALIGNMENT`.
+        tensor: The tensor in the buffer.
+        pickled: The tensor's pickle, which `records_of` caches as long as the slot is allocated.
     """
 
     start: int
-    shaped: tuple
-    room: int
+    layout: tuple
+    size: int
     tensor: torch.Tensor
     pickled: bytes | None = None
 
 
 class HostBuffer:
-    """Memory for the tensors of one checkpoint, used again for the next.
+    """Memory for the tensors of one checkpoint, which is reused for the next.
 
-    On Linux it is a file that lives in memory only and has no name; elsewhere a temporary file.
-    Nothing else of it is known to another process than `address`.
+    It is an anonymous file in memory on Linux, and a temporary file elsewhere. Another process
+    needs only its `address` to map it.
 
     Args:
-        device: What is copied from; memory is pinned for CUDA and ROCm. Defaults to 'cpu'.
+        device: Device that the tensors are copied from; memory is pinned for CUDA and ROCm.
+            Defaults to 'cpu'.
     """
 
     def __init__(self, device: torch.device | str = 'cpu') -> None:
@@ -51,93 +52,95 @@ class HostBuffer:
             self._file = os.memfd_create('mmtempo-checkpoint')
         else:
             self._file, self._name = tempfile.mkstemp(prefix='mmtempo-')
-        self._bytes: Any = None
-        self._whole: torch.Tensor | None = None
+        self._mapping: Any = None
+        self._tensor: torch.Tensor | None = None  # all of the mapping
         self._is_pinned = False
-        self._given: list[Slot] = []  # in the order they were asked for
-        self._places: dict[int, Slot] = {}  # the same, by the tensor
-        self._asked = 0
-        self._used = 0
+        self._slots: list[Slot] = []  # in the order of their allocation
+        self._slots_by_id: dict[int, Slot] = {}  # by the id of their tensor
+        self._next = 0  # index of the next slot
+        self._requested = 0
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Where another process finds the memory, and how much; None where there is none yet."""
-        if self._whole is None:
+        """Path by which another process can map the memory, and its size; None before any."""
+        if self._tensor is None:
             return None
         return self._name or f'/proc/{os.getpid()}/fd/{self._file}', self.size
 
     @property
     def memory(self) -> memoryview | None:
-        """All of it, as this process writes from it; None where there is none yet."""
-        return None if self._bytes is None else memoryview(self._bytes)
+        """All of the memory, for writing files from this process; None before any is reserved."""
+        return None if self._mapping is None else memoryview(self._mapping)
 
     @property
-    def is_of_host(self) -> bool:
-        """Whether nothing but the host itself copies into it."""
+    def copies_from_host(self) -> bool:
+        """Whether the tensors are copied from host memory."""
         return self._device.type == 'cpu'
 
     @property
     def size(self) -> int:
-        return 0 if self._whole is None else self._whole.numel()
+        """Size of the reserved memory in bytes."""
+        return 0 if self._tensor is None else self._tensor.numel()
 
     @property
-    def wanted(self) -> int:
-        """How many bytes have been asked for; there is room for `size`."""
-        return self._used
+    def requested(self) -> int:
+        """Bytes that were requested since `clear`, also those beyond `size`."""
+        return self._requested
 
     def clear(self) -> None:
-        """Begin again: what is asked for next lies where something else lay."""
-        self._take_back(slice(self._asked, None))  # the time before had fewer
-        self._asked = self._used = 0
+        """Start a new checkpoint; its tensors overwrite those of the previous one."""
+        self._drop_slots(slice(self._next, None))  # the previous checkpoint did not use them
+        self._next = self._requested = 0
 
     def reserve(self, size: int) -> None:
-        """Have room for so many bytes; tensors given out before are no longer shared."""
+        """Make room for `size` bytes; if the buffer has to grow, earlier tensors are not shared."""
         if size <= self.size:
             return
         self._release()
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        # Memory that is not there is an error now, and no SIGBUS when it is touched.
+        # Missing memory raises here. Without this it would be a SIGBUS at the first access.
         if hasattr(os, 'posix_fallocate'):
             os.posix_fallocate(self._file, 0, size)
         os.ftruncate(self._file, size)
-        self._bytes = mmap.mmap(self._file, size)
-        self._whole = torch.frombuffer(self._bytes, dtype=torch.uint8)
-        self._is_pinned = pin_in_place(self._whole, self._device)
+        self._mapping = mmap.mmap(self._file, size)
+        self._tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        self._is_pinned = pin_in_place(self._tensor, self._device)
 
     def allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Room for a copy of a tensor: of its shape and, where it has no gaps, its strides.
+        """Allocate a tensor of the same shape and dtype, and of the same strides if it is dense.
 
-        Past the end of the area nothing is given, only counted: see `wanted`.
+        If the buffer is full, only count the bytes in `requested` and return `tensor` itself.
         """
-        number, start = self._asked, self._used
-        shaped = tensor.shape, tensor.stride(), tensor.dtype
-        if number < len(self._given):
-            known = self._given[number]
-            if known.start == start and known.shaped == shaped:  # a layout rarely changes
-                self._asked, self._used = number + 1, start + known.room
-                return known.tensor
-        self._used += room(tensor)
-        if self._used > self.size:
+        index, start = self._next, self._requested
+        layout = tensor.shape, tensor.stride(), tensor.dtype
+        if index < len(self._slots):
+            slot = self._slots[index]
+            if slot.start == start and slot.layout == layout:  # a layout rarely changes
+                self._next, self._requested = index + 1, start + slot.size
+                return slot.tensor
+        self._requested += slot_size(tensor)
+        if self._requested > self.size:
             return tensor
-        self._take_back(slice(number, None))
-        place = Slot(start, shaped, room(tensor), self._carve(tensor, start))
-        self._given.append(place)
-        self._places[id(place.tensor)] = place
-        self._asked += 1
-        return place.tensor
+        self._drop_slots(slice(index, None))
+        slot = Slot(start, layout, slot_size(tensor), self._view(tensor, start))
+        self._slots.append(slot)
+        self._slots_by_id[id(slot.tensor)] = slot
+        self._next += 1
+        return slot.tensor
 
-    def place_of(self, tensor: torch.Tensor) -> Slot | None:
-        """Of one that was given out."""
-        return self._places.get(id(tensor))
+    def slot_of(self, tensor: torch.Tensor) -> Slot | None:
+        """Return the slot of a tensor that `allocate_like` returned, or None."""
+        return self._slots_by_id.get(id(tensor))
 
     def offset(self, address: int, size: int) -> int | None:
-        """Where memory of this process lies in the area; None where it is not of it."""
-        if self._whole is None:
+        """Return the offset of memory of this process in the buffer; None if it is outside."""
+        if self._tensor is None:
             return None
-        offset = address - self._whole.data_ptr()
+        offset = address - self._tensor.data_ptr()
         return offset if offset >= 0 and offset + size <= self.size else None
 
     def close(self) -> None:
+        """Release the memory and the file."""
         self._release()
         if self._file >= 0:
             os.close(self._file)
@@ -146,39 +149,39 @@ class HostBuffer:
             os.remove(self._name)
             self._name = None
 
-    def _carve(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
+    def _view(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         shape, strides = tensor.shape, tensor.stride()
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes == 0:
             return torch.empty(shape, dtype=tensor.dtype)
-        # Each has a storage of its own, as a record of the file has.
-        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=nbytes, offset=start)
+        # Each tensor has a separate storage, because each storage is a record of the file.
+        flat = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=start)
         if not is_dense(tensor):
             strides = torch.empty(shape, device='meta').stride()
         return flat.view(tensor.dtype).as_strided(shape, strides)
 
-    def _take_back(self, which: slice) -> None:
-        for place in self._given[which]:
-            del self._places[id(place.tensor)]
-        del self._given[which]
+    def _drop_slots(self, which: slice) -> None:
+        for slot in self._slots[which]:
+            del self._slots_by_id[id(slot.tensor)]
+        del self._slots[which]
 
     def _release(self) -> None:
-        if self._whole is not None and self._is_pinned:
-            unpin(self._whole, self._device)
+        if self._tensor is not None and self._is_pinned:
+            unpin(self._tensor, self._device)
             self._is_pinned = False
-        self._take_back(slice(None))
-        self._asked = 0
-        # Tensors that somebody still holds keep the mapping alive; the memory is then freed.
-        self._whole = self._bytes = None
+        self._drop_slots(slice(None))
+        self._next = 0
+        # The mapping is freed when no tensor refers to it any more.
+        self._tensor = self._mapping = None
 
 
-def room(tensor: torch.Tensor) -> int:
-    """Bytes that a copy takes in the area."""
+def slot_size(tensor: torch.Tensor) -> int:
+    """Return the bytes that a copy of a tensor takes in the buffer."""
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in whatever order."""
+    """Return whether the elements fill a block of memory without gaps, in any order."""
     if tensor.is_contiguous():
         return True
     expected = 1

@@ -1,4 +1,4 @@
-"""A copy of a training's state that the training hardly waits for."""
+"""Copies of the training state, most of which are made while the training runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmtempo.device.streams import WITHOUT_PINNING, SideStream
 
 from .host_buffer import HostBuffer
 
-# Nothing changes these, so that they need no copy.
+# Types of immutable values, which need no copy.
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.Size})
 
 
@@ -25,15 +25,15 @@ class TornError(RuntimeError):
 
 
 class Deferred:
-    """A value in a dict of a tree that nothing changes before the next fence, in no part of it.
+    """A value in a dict of a tree which, with all it contains, does not change before the fence.
 
-    It is made and gone through when the training goes on already, but for a device, whose copies
-    the training itself must start.
+    It is made and traversed in `Snapshot.finish`, while the training runs. With a device it is
+    made in `Snapshot.take`, because the training's thread must start the copies of its tensors.
 
     Args:
-        make: Returns the value.
-        is_of_host: Whether it holds nothing of a device: then it is always made by `finish`, so
-            `make` may wait there for a copy to the host. Defaults to False.
+        make: Function that returns the value.
+        is_of_host: Whether the value contains nothing from a device. Then it is always made in
+            `finish`, so that `make` may wait there for a copy to the host. Defaults to False.
     """
 
     def __init__(self, make: Callable[[], Any], is_of_host: bool = False) -> None:
@@ -41,54 +41,56 @@ class Deferred:
 
 
 class Snapshot:
-    """Copies trees of tensors into a staging area; what changes late is copied late.
+    """Copies of trees of tensors in a host buffer; what does not change soon is copied later.
 
     ::
 
-        take(trees)   all but the late tensors are copied; returns the trees, with the copies
-        finish()      in another thread: the late ones are copied, or have been by the device
-        fence()       before the late ones change: nobody passes before they are copied
+        take(trees)   copies all but the late tensors; returns the trees with the copies
+        finish()      in another thread: copies the late tensors, or waits for the device's copies
+        fence()       before the late tensors change: returns when they are copied
 
-    With a device, the copies run on a stream of their own: `take` and `fence` make the device
-    wait, never the host.
+    The copies of a device run on a side stream: `take` and `fence` make the device wait, never
+    the host.
 
     Args:
-        area: Where the copies go.
+        buffer: Buffer that the tensors are copied to.
     """
 
-    def __init__(self, area: HostBuffer) -> None:
-        self._area = area
-        self._staged = threading.Event()
-        self._staged.set()
-        self._late: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, buffer: HostBuffer) -> None:
+        self._buffer = buffer
+        self._copied = threading.Event()
+        self._copied.set()
+        self._late: list[tuple[Tensor, Tensor]] = []  # target and source
         self._versions: list[tuple[Tensor, int]] = []
-        self._torn: bool | None = None  # not known yet
+        self._torn: bool | None = None  # None until it is determined
         self._lock = threading.Lock()
-        self._freezer = _Freezer(area, (), defers=False)
+        self._freezer = _Freezer(buffer, (), defers=False)
         self._needed = 0
         self._streams: dict[torch.device, SideStream] = {}
         self._events: list[tuple[SideStream, Any]] = []
 
     @torch.no_grad()
     def take(self, trees: list[Any], late: Collection[int] = ()) -> list[Any]:
-        """Start a snapshot; the one before must be finished, and its copies no longer needed.
+        """Start a snapshot.
+
+        The previous one must be finished, and its copies are overwritten.
 
         Args:
-            trees: Nested dicts, lists and tuples of tensors and whatever else can be copied.
-            late: Addresses (`data_ptr`) of tensors that nothing changes before the next fence.
+            trees: Nested dicts, lists and tuples of tensors and of values that can be copied.
+            late: Addresses (`data_ptr`) of tensors that do not change before the next fence.
                 Defaults to ().
         """
-        defers = self._area.is_of_host
+        defers = self._buffer.copies_from_host
         frozen = self._freeze(trees, late, defers)
-        if max(self._area.wanted, self._needed) > self._area.size:
-            self._freeze(trees, late, defers=False)  # how much room all of it takes
-            self._area.reserve(max(self._area.wanted, self._needed))
+        if max(self._buffer.requested, self._needed) > self._buffer.size:
+            self._freeze(trees, late, defers=False)  # count the deferred values as well
+            self._buffer.reserve(max(self._buffer.requested, self._needed))
             frozen = self._freeze(trees, late, defers)
         by_device: dict[torch.device, tuple[list, list]] = {}
         for is_late, target, source in self._freezer.take_copies():
             by_device.setdefault(source.device, ([], []))[is_late].append((target, source))
         self._late, self._events = [], []
-        put_off = self._freezer.tensors_put_off()
+        watched = self._freezer.deferred_tensors()
         for device, (first, last) in by_device.items():
             if device.type not in WITHOUT_PINNING:
                 stream = self._streams.get(device)
@@ -96,27 +98,27 @@ class Snapshot:
                     stream = self._streams[device] = SideStream(device)
                 stream.hold(stream.copy(first))
                 self._events.append((stream, stream.copy(last)))
-                put_off += [source for _, source in last]
+                watched += [source for _, source in last]
             elif device.type == 'cpu' and len(by_device) == 1:
                 _copy(first)
                 self._late = last
-                put_off += [source for _, source in last]
+                watched += [source for _, source in last]
             else:
-                # On the host beside a device: little, as Adam's counts of steps, and the fence
-                # must not wait for it. And what has no asynchronous copies, as MPS.
+                # Copied at once: with a device, the fence does not wait for copies of host tensors
+                # (which are few, as Adam's step counts), and MPS has no asynchronous copies.
                 for target, source in first + last:
                     target.copy_(source)
-        self._versions = [(tensor, tensor._version) for tensor in put_off]
+        self._versions = [(tensor, tensor._version) for tensor in watched]
         self._torn = None
-        self._staged.clear()
+        self._copied.clear()
         return frozen
 
     def finish(self) -> None:
-        """Copy what is late, or wait until the device has; in another thread than the training."""
+        """Copy the late tensors, or wait for the device's copies; called by the writer thread."""
         try:
             with torch.no_grad():
-                _copy(self._late + [pair[1:] for pair in self._freezer.freeze_late()])
-            self._needed = self._area.wanted
+                _copy(self._late + [pair[1:] for pair in self._freezer.freeze_deferred()])
+            self._needed = self._buffer.requested
             for stream, event in self._events:
                 stream.wait(event)
             if self._is_torn():
@@ -124,55 +126,62 @@ class Snapshot:
         finally:
             self._late, self._versions = [], []
             self._freezer.clear()
-            self._staged.set()
+            self._copied.set()
 
     @property
-    def is_staged(self) -> bool:
-        """Whether all is copied, so that a fence has nothing to wait for."""
-        return self._staged.is_set()
+    def is_copied(self) -> bool:
+        """Whether everything is copied, so that a fence would not wait."""
+        return self._copied.is_set()
 
     def fence(self) -> float:
-        """Let nothing change before it is copied; the seconds that the host waited."""
-        if self.is_staged:
+        """Make later changes wait for the copies; return the seconds for which the host waited."""
+        if self.is_copied:
             return 0.0
         if self._events:
-            self._is_torn()  # what is changed from now on is changed behind the copies
+            self._is_torn()  # check now: the device makes later changes wait for the copies
             for stream, event in self._events:
                 stream.hold(event)
             return 0.0
         start = time.perf_counter()
-        self._staged.wait()
+        self._copied.wait()
         return time.perf_counter() - start
 
     def _is_torn(self) -> bool:
-        """Whether anything was changed before the first fence, or the end of the copies."""
+        """Return whether a late tensor changed before the first fence or the end of the copies."""
         with self._lock:
             if self._torn is None:
-                self._torn = any(tensor._version != known for tensor, known in self._versions)
+                self._torn = any(tensor._version != version for tensor, version in self._versions)
             return self._torn
 
     def _freeze(self, trees: list[Any], late: Collection[int], defers: bool) -> list[Any]:
-        self._area.clear()
-        self._freezer = _Freezer(self._area, late, defers)
+        self._buffer.clear()
+        self._freezer = _Freezer(self._buffer, late, defers)
         return [self._freezer.freeze(tree) for tree in trees]
 
 
 class _Freezer:
-    """Rebuilds containers, with a place in the area for each tensor; copies everything else."""
+    """Rebuilds containers with buffer tensors in place of tensors; copies all other values.
 
-    def __init__(self, area: HostBuffer, late: Collection[int], defers: bool) -> None:
-        self._area, self._late, self._defers = area, late, defers
+    Args:
+        buffer: Buffer that the tensors are allocated in.
+        late: Addresses of tensors that do not change before the next fence.
+        defers: Whether late tensors and deferred values are left out until `freeze_deferred`.
+    """
+
+    def __init__(self, buffer: HostBuffer, late: Collection[int], defers: bool) -> None:
+        self._buffer, self._late, self._defers = buffer, late, defers
         self._is_late = self._is_last = False
         self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._parts: list[tuple[dict, Any, Any]] = []
+        self._deferred: list[tuple[dict, Any, Any]] = []  # parent, key and value
         self._copies: list[tuple[bool, Tensor, Tensor]] = []
 
     def freeze(self, value: Any) -> Any:
+        """Return a copy of a value; the content of its tensors is still to be copied."""
         kind = type(value)
         if kind in ATOMS:
             return value
         if kind is Tensor:
-            return self._place(value)
+            return self._allocate(value)
         if kind is dict:
             return self._fill({}, value)
         if kind is list:
@@ -181,7 +190,7 @@ class _Freezer:
             return tuple([self.freeze(item) for item in value])
         if kind is OrderedDict:
             ordered: OrderedDict = self._fill(OrderedDict(), value)
-            self._fill(vars(ordered), vars(value))  # a state_dict's `_metadata`
+            self._fill(vars(ordered), vars(value))  # `_metadata` of a state_dict
             return ordered
         if kind is Deferred:
             return self._freeze_now(value)
@@ -191,65 +200,66 @@ class _Freezer:
         for key, item in value.items():
             if type(item) in ATOMS:
                 frozen[key] = item
-            elif self._is_put_off(item):
-                self._parts.append((frozen, key, item))
-                frozen[key] = None  # its place, in this order
+            elif self._is_deferred(item):
+                self._deferred.append((frozen, key, item))
+                frozen[key] = None  # keeps the order of the keys
             else:
                 frozen[key] = self.freeze(item)
         return frozen
 
-    def _is_put_off(self, item: Any) -> bool:
+    def _is_deferred(self, item: Any) -> bool:
         if type(item) is Deferred:
             return self._defers or item.is_of_host
-        is_late = self._defers and type(item) is Tensor and item.layout is torch.strided
-        return is_late and item.data_ptr() in self._late
+        is_strided = self._defers and type(item) is Tensor and item.layout is torch.strided
+        return is_strided and item.data_ptr() in self._late
 
-    def tensors_put_off(self) -> list[Tensor]:
-        """Those whose places are still empty; what is in a `Deferred` is not known yet."""
-        return [part for _, _, part in self._parts if type(part) is not Deferred]
+    def deferred_tensors(self) -> list[Tensor]:
+        """Return the tensors that were left out, but for those in a `Deferred` not yet made."""
+        return [value for _, _, value in self._deferred if type(value) is not Deferred]
 
     def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
-        """What is to be copied: whether it is of a late part, target and source."""
+        """Return and forget the copies to be made: whether it is late, target and source."""
         copies, self._copies = self._copies, []
         return copies
 
-    def freeze_late(self) -> list[tuple[bool, Tensor, Tensor]]:
-        """Go through what was left out; the copies that this takes."""
+    def freeze_deferred(self) -> list[tuple[bool, Tensor, Tensor]]:
+        """Fill in what was left out; return the copies to be made for it."""
         self._defers, self._is_last = False, True
-        for parent, key, part in self._parts:
-            parent[key] = self.freeze(part)
+        for parent, key, value in self._deferred:
+            parent[key] = self.freeze(value)
         return self.take_copies()
 
-    def _freeze_now(self, part: Deferred) -> Any:
+    def _freeze_now(self, value: Deferred) -> Any:
         self._is_late = True
-        frozen = self.freeze(part.make())
+        frozen = self.freeze(value.make())
         self._is_late = False
         return frozen
 
     def clear(self) -> None:
-        """Let go of the training's tensors."""
-        self._seen, self._parts, self._copies = {}, [], []
+        """Release the training's tensors."""
+        self._seen, self._deferred, self._copies = {}, [], []
 
-    def _place(self, tensor: Tensor) -> Tensor:
+    def _allocate(self, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return copy.deepcopy(tensor.detach())
-        # Tied weights stay one, and one state in several files is copied once.
+        # Tied weights stay tied, and a tensor in several files is copied once.
         address = tensor.data_ptr()
-        there = self._seen.setdefault(address, [])
-        for other, found in there:
+        at_address = self._seen.setdefault(address, [])
+        for other, target in at_address:
             if _is_same(other, tensor):
-                return found
-        found = self._area.allocate_like(tensor)
-        if found is tensor and self._is_last:
-            found = torch.empty_like(tensor, device='cpu')  # there was more than before
-        there.append((tensor, found))
+                return target
+        target = self._buffer.allocate_like(tensor)
+        if target is tensor and self._is_last:
+            # The deferred values have grown: `reserve` makes room for them in the next snapshot.
+            target = torch.empty_like(tensor, device='cpu')
+        at_address.append((tensor, target))
         if address:
-            self._copies.append((self._is_late or address in self._late, found, tensor))
-        return found
+            self._copies.append((self._is_late or address in self._late, target, tensor))
+        return target
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Of two tensors at one address, whether they are the same."""
+    """Return whether two tensors at the same address are the same tensor."""
     return (
         all(getattr(one, name) == getattr(other, name) for name in ('shape', 'dtype', 'device'))
         and one.stride() == other.stride()
@@ -257,6 +267,6 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """All in one call: a thread that came back for each would wait for Python's lock each time."""
+    """Copy sources to targets in one call, so that the thread waits for the GIL once."""
     if pairs:
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])

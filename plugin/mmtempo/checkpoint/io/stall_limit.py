@@ -1,4 +1,4 @@
-"""Whether work that reports its progress has stopped making any."""
+"""Detection of work that has stopped making progress."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 
 class StallLimit:
-    """The time for which a progress figure may stay as it is.
+    """A limit on the time for which a progress value may stay the same.
 
     Args:
-        seconds: The longest time without progress.
-        clock: In seconds, `time.monotonic` unless given.
+        seconds: Longest time without a change, in seconds.
+        clock: Function that returns the time in seconds; `time.monotonic` unless given.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock = seconds, clock
-        self._seen: object = None
+        self._last: object = None
         self.restart()
 
     def restart(self) -> None:
@@ -24,8 +24,8 @@ class StallLimit:
         self._since = self._clock()
 
     def is_reached(self, progress: object) -> bool:
-        """Whether the figure has been the same for too long."""
-        if progress != self._seen:
-            self._seen = progress
+        """Return whether the value has been the same for at least `seconds`."""
+        if progress != self._last:
+            self._last = progress
             self.restart()
         return self._clock() - self._since >= self.seconds

@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, so that each is on the disk whole or not at all."""
+"""Asynchronous writer of checkpoints, of which each is complete on disk or not there at all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mmtempo.utils.threads import HelperThread
+from mmtempo.utils.units import duration, size
 
 from . import writer_process
 from .archive import names_in, records_of
@@ -26,41 +27,41 @@ from .snapshot import Snapshot
 from .stall_limit import StallLimit
 from .writer_client import DEAD, WriterClient
 
-# The training has hooks to leave before it computes without Python's lock; let it.
+# Seconds before the thread starts to copy: the training first needs the GIL to leave its hooks.
 GRACE = 0.003
-# Seconds between two messages of what is waited for.
-TELL_EVERY = 30.0
-# Bytes a second. A sync of a whole file reports no progress: a disk may be as slow as this.
+# Seconds between two warnings about a save that is waited for.
+WARN_EVERY = 30.0
+# Bytes per second of the slowest disk: the sync of a file reports no progress until it is done.
 SLOWEST = 1e7
 
 
 class WriterDied(RuntimeError):
-    """The writer process was ended during a save that is not wanted any more."""
+    """The writer process ended during a save that had been given up."""
 
 
 class DurableWriter:
-    """Takes a snapshot and has it written by another process; one save at a time.
+    """A writer that takes a snapshot and has another process write it; one save at a time.
 
     ::
 
         writer.save([(path, tree)], marker=(path, text), remove=[path])
         writer.fence()    before anything of the state changes
-        writer.wait()     until nothing is on its way
-        writer.close()    waits as well; the end of the interpreter does it too
+        writer.wait()     until the save is durable
+        writer.close()    waits as well; called at interpreter exit, too
 
     Each file is written under a temporary name, synced and renamed; then the marker in the same
-    way. Removals come last, when all of that is durable.
+    way. Files are removed last, when all of that is durable.
 
-    The process is started here, and replaced by `save` if it has died, both of which belong in
-    the main thread: see `WriterClient`. If it dies during a save, this process writes the files.
-    Every wait ends: a process that makes no progress is killed, and then this process writes; if
-    that makes no progress either, the save fails with a TimeoutError.
+    The process is started by the constructor, and restarted by `save` if it has died; call both
+    in the main thread only, see `WriterClient`. If the process dies during a save, this process
+    writes the files. Every wait ends: a process that makes no progress is killed, and this
+    process writes the files; if that makes no progress either, the save fails with TimeoutError.
 
     Args:
-        device: Where the state lies. Defaults to 'cpu'.
-        timeout: Seconds that a save may take without any progress. Defaults to 600.0.
-        warn: Called with a line of text while something is waited for, `warnings.warn` unless
-            given.
+        device: Device of the state. Defaults to 'cpu'.
+        timeout: Seconds that a save may take without progress, in addition to the time that a
+            slow disk needs to sync it. Defaults to 600.0.
+        warn: Called with a line of text while a save is waited for; `warnings.warn` unless given.
     """
 
     def __init__(
@@ -69,26 +70,27 @@ class DurableWriter:
         timeout: float = 600.0,
         warn: Callable[[str], Any] = warnings.warn,
     ) -> None:
-        self._area = HostBuffer(device)
-        self._snapshot = Snapshot(self._area)
+        self._buffer = HostBuffer(device)
+        self._snapshot = Snapshot(self._buffer)
         self._worker = self._new_worker(timeout, warn)
-        # Also at the end of the interpreter, however that came about.
+        # Runs at interpreter exit as well, for any reason of the exit.
         self._end = weakref.finalize(self, self._worker.close)
         self._last: Save | None = None
 
     def _new_worker(self, timeout: float, warn: Callable[[str], Any]) -> _Worker:
-        worker = _Worker(self._area, self._snapshot, timeout, warn)
+        worker = _Worker(self._buffer, self._snapshot, timeout, warn)
         worker.start()
         return worker
 
     @property
     def is_busy(self) -> bool:
+        """Whether a save has not ended yet."""
         return self._last is not None and not self._last.is_done
 
     @property
     def is_copying(self) -> bool:
-        """Whether a `fence` may have something to wait for."""
-        return not self._snapshot.is_staged
+        """Whether the state is not copied completely, so that `fence` may wait."""
+        return not self._snapshot.is_copied
 
     def save(
         self,
@@ -99,18 +101,18 @@ class DurableWriter:
         after: Save | None = None,
         check: Callable[[list], None] | None = None,
     ) -> Save:
-        """Start to save; waits for the save before.
+        """Wait for the previous save, then start another.
 
         Args:
-            files: Path and content of each.
+            files: Path and content of each file.
             marker: Path and text of a small file that names them. Defaults to None.
-            remove: What they replace. Defaults to ().
-            late: Addresses of tensors that nothing changes before the next `fence`.
+            remove: Paths of the files that they replace. Defaults to ().
+            late: Addresses of tensors that do not change before the next `fence`.
                 Defaults to ().
-            after: A save of another writer, to be complete before this one changes the disk.
+            after: Save of another writer, which ends before this one changes the disk.
                 Defaults to None.
-            check: Called in the writer's thread with the copied contents, before anything is
-                written or removed; what it raises fails the save. Defaults to None.
+            check: Called in the writer thread with the copied contents, before anything is
+                written or removed; an exception that it raises fails the save. Defaults to None.
         """
         if not self._end.alive:
             raise RuntimeError('the writer is closed')
@@ -118,49 +120,56 @@ class DurableWriter:
         save = Save([path for path, _ in files])
         self._worker.prepare(save)
         trees = self._snapshot.take([tree for _, tree in files], late)
-        self._worker.give(save, trees, marker, list(remove), after, check)
+        self._worker.submit(save, trees, marker, list(remove), after, check)
         self._last = save
         return save
 
     def fence(self) -> None:
-        """Return when the state may change."""
+        """Wait until the state may change."""
         if self._last is not None:
             self._last.fenced += self._snapshot.fence()
 
     def wait(self) -> float:
-        """Until nothing is on its way; the seconds it took."""
+        """Wait until the save has ended; return the seconds for which this waited."""
         start = time.perf_counter()
         if self._last is not None:
             self._worker.wait(self._last)
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Finish what is on its way, and end the process."""
+        """Complete the save, and end the process."""
         self._end()
 
     def abandon(self) -> None:
-        """End the process at once, whatever is on its way."""
+        """End the process at once, also during a save."""
         self._end.detach()
         self._worker.kill()
 
 
 class _Worker:
-    """The thread that copies what is late, and talks to the process."""
+    """The thread that copies late tensors and communicates with the process.
+
+    Args:
+        buffer: Buffer that the snapshot copies to; closed by the thread at its end.
+        snapshot: Snapshot that `DurableWriter.save` has taken.
+        timeout: As of `DurableWriter`.
+        warn: As of `DurableWriter`.
+    """
 
     def __init__(
         self,
-        area: HostBuffer,
+        buffer: HostBuffer,
         snapshot: Snapshot,
         timeout: float,
         warn: Callable[[str], Any],
     ) -> None:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._area, self._snapshot = area, snapshot
+        self._buffer, self._snapshot = buffer, snapshot
         self._timeout, self._warn = timeout, warn
         self._process: WriterClient | None = None
-        self._asked: WriterClient | None = None  # while it has a job
-        self._why_none = ''  # why there is no process
-        self._has_died = self._abandoned = self._has_named = False
+        self._working: WriterClient | None = None  # the process while it has a job
+        self._why_none = ''  # reason for which there is no process
+        self._has_died = self._is_abandoned = self._has_named = False
         self._save: Save | None = None
         self._idle = threading.Event()
         self._idle.set()
@@ -168,16 +177,19 @@ class _Worker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the process; without one, this process writes."""
+        """Start the process; if that fails, this process writes the files."""
         try:
             self._process = WriterClient()
         except OSError as error:
             self._why_none = f'could not be started ({error})'
 
     def prepare(self, save: Save) -> None:
-        """Have a process that lives, before a save."""
+        """Restart the process before a save if it has died."""
         if not self._idle.is_set():
-            raise TimeoutError('an earlier save is still stuck in a write to its disk')
+            raise TimeoutError(
+                'an earlier save is still blocked in a write to its disk; check that the disk '
+                'responds'
+            )
         if self._process is not None and self._process.has_ended:
             self._stop_process()
         if self._process is None:
@@ -185,25 +197,27 @@ class _Worker:
             if self._process is not None:
                 save.restarts, self._has_died = int(self._has_died), False
 
-    def give(self, save: Save, *job: Any) -> None:
+    def submit(self, save: Save, *job: Any) -> None:
+        """Have the thread do a save."""
         if self._thread is None:
             thread = HelperThread('writer', self._run)
             thread.start()
-            self._thread = thread  # not one that could not be started
+            self._thread = thread  # only if it could be started
         self._save = save
         self._idle.clear()
         self._jobs.put((save, *job))
 
     def wait(self, save: Save) -> None:
-        """Until a save has ended, in whatever way."""
+        """Wait until a save has ended, with or without an error."""
         self._wait(save.wait, save)
 
     def close(self) -> None:
+        """Complete the save, end thread and process, and release the buffer."""
         if os.getpid() != self._owner:
-            return  # a forked data loader has a copy of this, but no thread
+            return  # a forked data loader worker has a copy of this object, but not the thread
         self._end()
         thread, save = self._thread, self._save
-        # As garbage, the writer may be collected in that thread.
+        # The garbage collector may finalize the writer in that thread, which cannot join itself.
         if thread is None or save is None or thread is threading.current_thread():
             return
 
@@ -214,7 +228,8 @@ class _Worker:
         self._wait(has_ended, save)
 
     def kill(self) -> None:
-        self._abandoned = True
+        """Kill the process, and let the thread end without waiting for it."""
+        self._is_abandoned = True
         process = self._process
         if process is not None:
             process.kill()
@@ -223,34 +238,34 @@ class _Worker:
     def _end(self) -> None:
         if self._thread is None:
             self._stop_process()
-            self._area.close()
+            self._buffer.close()
         else:
             self._jobs.put(None)
 
     def _wait(self, has_ended: Callable[[float], bool], save: Save) -> None:
-        """Until `has_ended`; without progress, first without the process, then not at all.
+        """Wait until `has_ended`; without progress, first kill the process, then fail the save.
 
         Args:
-            has_ended: Waits for at most the given seconds.
-            save: Whose progress counts.
+            has_ended: Function that waits for at most the given seconds.
+            save: Save whose progress counts.
         """
-        limit = StallLimit(self._timeout + self._area.size / SLOWEST)
+        limit = StallLimit(self._timeout + self._buffer.size / SLOWEST)
         start = time.monotonic()
-        while not has_ended(min(TELL_EVERY, limit.seconds / 2)):
+        while not has_ended(min(WARN_EVERY, limit.seconds / 2)):
             names = ', '.join(os.path.basename(path) for path in save.paths)
-            at = f'{names}: {save.written / 1e6:.0f} MB written'
+            written = f'{size(save.written)} written'
             if not limit.is_reached(save.progress):
-                seconds = time.monotonic() - start
-                self._warn(f'checkpoint writer: waiting since {seconds:.0f} s for {at}.')
+                waited = duration(time.monotonic() - start)
+                self._warn(f'checkpoint writer: waiting for {names} ({waited} so far, {written})')
                 continue
-            stalled = f'no progress for {limit.seconds:.0f} s ({at})'
-            process = self._asked
+            stalled = f'no progress of {names} for {duration(limit.seconds)} ({written})'
+            process = self._working
             if process is None or process.is_killed:
                 save.end(TimeoutError(stalled))
                 return
             self._warn(
-                f'checkpoint writer: {stalled}; its process is killed, and the training process '
-                'writes the files.'
+                f'checkpoint writer: {stalled}; the writer process is killed, and the training '
+                'process writes the files'
             )
             process.kill()
             limit.restart()
@@ -264,16 +279,16 @@ class _Worker:
             error: BaseException | None = None
             try:
                 self._do(*job)
-            except BaseException as found:
-                traceback.clear_frames(found.__traceback__)  # they hold the copies
-                error = found
+            except BaseException as raised:
+                traceback.clear_frames(raised.__traceback__)  # the frames refer to the copies
+                error = raised
             finally:
                 del job
                 self._idle.set()
                 save.end(error)
                 del save, error
         self._stop_process()
-        self._area.close()
+        self._buffer.close()
 
     def _do(
         self,
@@ -290,11 +305,11 @@ class _Worker:
         save.staged = time.perf_counter() - start
         if check is not None:
             check(trees)
-        records = [records_of(tree, self._area) for tree in trees]
+        records = [records_of(tree, self._buffer) for tree in trees]
         if not self._has_named:
             save.names = frozenset().union(*map(names_in, records))
         job = dict(
-            area=self._area.address,
+            buffer=self._buffer.address,
             files=list(zip(save.paths, records)),
             marker=marker,
             remove=remove,
@@ -303,7 +318,8 @@ class _Worker:
             save._after = after
             after.wait()
             save._after = None
-            if save.is_done:  # given up in the meantime: hook and hub name the older files
+            # If the save was given up in the meantime, hook and hub name the older files again.
+            if save.is_done:
                 return
         start = time.perf_counter()
         answer = self._ask(job, save)
@@ -315,8 +331,8 @@ class _Worker:
         self._has_named = True
 
     def _ask(self, job: dict, save: Save) -> dict:
-        """Have the process do a job; if it dies, do it here: a thread starts no process."""
-        process = self._asked = self._process
+        """Have the process do a job. If it dies, do the job here: a thread starts no process."""
+        process = self._working = self._process
         if process is not None:
             try:
                 return process.ask(job, save.report)
@@ -325,14 +341,14 @@ class _Worker:
                 self._stop_process()
                 self._remove_leftovers([*save.paths, *(job['marker'] or ())[:1]])
             finally:
-                self._asked = None
-        if self._abandoned:
+                self._working = None
+        if self._is_abandoned:
             raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
         if save.is_done:
-            raise WriterDied(f'the writer process {self._why_none}, after the save was given up')
+            raise WriterDied(f'the writer process {self._why_none} after the save was given up')
         save.fallback = self._why_none
         save.report(0)
-        return writer_process.do(job, self._area.memory, save.report)
+        return writer_process.do(job, self._buffer.memory, save.report)
 
     @staticmethod
     def _remove_leftovers(paths: list[str]) -> None:

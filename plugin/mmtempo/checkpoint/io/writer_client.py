@@ -1,4 +1,4 @@
-"""The writer process as the training sees it: started, asked, ended."""
+"""Client of the writer process: starts it, sends it jobs, and ends it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ import zlib_ng
 
 from . import writer_process
 
-# What `WriterClient.ask` raises when the process has ended.
+# Exceptions that `WriterClient.ask` raises if the process has ended.
 DEAD = (EOFError, OSError, pickle.UnpicklingError)
-# Seconds that the process has to end, before it is killed.
+# Seconds that the process has to end before it is killed.
 ENDING = 10.0
 
 
 class WriterClient:
-    """Starts `writer_process` and talks to it.
+    """A process that runs `writer_process`, and the pipes to it.
 
-    To be constructed where no other thread forks, which is the main thread: a process that is
-    forked between the creation of the pipes in `Popen` and their close has the write end of its
-    error pipe, and `Popen` reads that pipe until every process has closed it.
+    Construct it in the main thread, where no other thread forks at the same time: a process that
+    is forked between the creation of the pipes in `Popen` and their close inherits the write end
+    of the error pipe, and `Popen` reads that pipe until every process has closed it.
 
-    A process forked later closes its copies of the pipes at once, so that the writer sees the end
-    of its input as soon as the training is gone.
+    A process that is forked later closes its copies of the pipes at once. Otherwise the writer
+    would not see the end of its input when the training process ends.
 
     Attributes:
-        pid: Its process ID.
+        pid: Process ID.
         is_killed: Whether `kill` was called.
     """
 
     def __init__(self) -> None:
-        # Without site and user packages, and apart from a Ctrl-C at the terminal.
+        # -I and -S leave out user and site packages. In a new session, the process gets no SIGINT
+        # from the terminal.
         packages = str(Path(zlib_ng.__path__[0]).parent)
         self._process = subprocess.Popen(
             [sys.executable, '-I', '-S', writer_process.__file__, str(os.getpid()), packages],
@@ -54,14 +55,18 @@ class WriterClient:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def ask(self, job: dict, report: Callable[[int], Any]) -> dict:
-        """Have a job done, and return the answer; one of `DEAD` if the process ends before.
+        """Have the process do a job, and return its answer.
 
         Args:
-            job: As `writer_process.do` takes it.
-            report: Called with the bytes of the current file, whenever some more are written.
+            job: Job for `writer_process.do`.
+            report: Called with the size of the current file in bytes whenever it has grown.
+
+        Raises:
+            One of `DEAD` if the process ends before it has answered.
         """
         pickle.dump(job, self._jobs)
         self._jobs.flush()
@@ -70,26 +75,28 @@ class WriterClient:
         return answer
 
     def kill(self) -> None:
+        """Kill the process; do not wait for its end."""
         self.is_killed = True
         self._process.kill()
 
     def close(self) -> int | None:
-        """End the process; its exit code, or None if even a kill does not end it."""
+        """End the process; return its exit code, or None if not even a kill ends it."""
         _open.discard(self)
-        with contextlib.suppress(OSError):  # it has died, and what it had not read is of no use
+        with contextlib.suppress(OSError):  # the process has died before it has read everything
             self._jobs.close()
         self._answers.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(ENDING)
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is blocked by a disk
             return self._process.wait(ENDING)
         return None
 
     def close_in_fork(self) -> None:
         """Close the pipes in a forked process.
 
-        The numbers stay in use: this process has a copy of the file objects, which close them.
+        The file descriptors are redirected and not closed, because the forked process has copies
+        of the file objects, which will close these descriptors.
         """
         null = os.open(os.devnull, os.O_RDWR)
         for pipe in (self._jobs, self._answers):

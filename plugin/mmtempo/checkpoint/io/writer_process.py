@@ -1,15 +1,14 @@
-"""The process that makes checkpoints durable. A program of the standard library, and zlib-ng.
+"""Program that writes checkpoints durably; it imports the standard library and zlib-ng only.
 
-It is run by its path: importing torch would cost it 200 MB and seconds. A process, and not a
-thread, because a thread waits for Python's lock at every one of the thousand records of a
-checkpoint: beside a training that is bound by Python its file takes four times as long to be
-durable (the arm "ours, by a thread" of `benchmark.py checkpoint`). And a process can step back,
-and be killed.
+It is run by its path, because importing torch would cost 200 MB of memory and seconds of start-up
+time. It is a process and not a thread, because a thread has to acquire the GIL for each of the
+thousand records of a checkpoint: during a training that is bound by Python, a file takes four
+times as long to become durable. A process can also run at a lower priority, and can be killed.
 
-    trainer                                 this process
-       memory shared by both  ------------>  the tensors of a checkpoint
-       job, pickled, on stdin ------------>  what to write, and what may go after that
-       <------- progress, and then the answer, pickled, on stdout
+    training process                        writer process
+       memory shared by both  ------------>  tensors of a checkpoint
+       job, pickled, on stdin ------------>  files to write, and files to remove after that
+       <------- progress in bytes, and then the answer, pickled, on stdout
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from typing import Any, BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows, which does not rename or remove a file that is open
+except ImportError:  # Windows, which refuses to rename or remove an open file
     fcntl = None  # type: ignore[assignment]
 
-TEMPORARY = '.mmtempo-tmp'  # ends the names of files that are not complete
-STALE = 3600  # seconds after which a temporary file of another host counts as abandoned
-FOLDER = 'archive'  # as torch names it where it is not given a file
-ALIGNMENT = 64  # of tensors, as torch aligns them: they can be mapped
+TEMPORARY = '.mmtempo-tmp'  # suffix of the names of incomplete files
+STALE = 3600  # seconds without a change after which another host's temporary file is abandoned
+FOLDER = 'archive'  # torch's name for the archive when it is given no path
+ALIGNMENT = 64  # bytes; as in torch's files, so that tensors can be memory-mapped
 PAGE = mmap.PAGESIZE
-PART = 1 << 26  # bytes that are written between two reports of progress
-LARGE = 16 * PAGE  # from here on, a record lies in the file as it lies in the shared memory
-# What a zip of before 1993 can say; else it says it behind.
+PART = 1 << 26  # bytes that are written between two progress reports
+LARGE = 16 * PAGE  # smallest record whose offset within a page is that of the shared memory
+# Largest values of the original zip fields; zip64 fields hold larger ones.
 SHORT, LONG = 0xFFFF, 0xFFFFFFFF
-ZIP64_LIMIT = (1 << 31) - 1  # as Python's
-NO_DATE = 0x21  # the first of January 1980
-NICENESS = 19  # the training comes first
-AUTOGROUP = '/proc/self/autogroup'  # of a session of its own, within which alone `nice` counts
+ZIP64_LIMIT = (1 << 31) - 1  # bytes; as in Python's zipfile
+NO_DATE = 0x21  # 1 January 1980
+NICENESS = 19  # lowest priority, because the training comes first
+AUTOGROUP = '/proc/self/autogroup'  # of this session; `nice` counts only within it
 PR_SET_PDEATHSIG = 1
-# Some file systems of networks and virtual machines cannot sync a folder.
+# Errors of network and virtual machine file systems that cannot sync a folder.
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 checksum = zlib.crc32
 
 
 def temporary_of(path: str) -> str:
-    """Return a new name next to `path`: `.NAME.HOST-PID-RANDOM.mmtempo-tmp`."""
+    """Return a unique path in the folder of `path`: `.NAME.HOST-PID-RANDOM.mmtempo-tmp`."""
     folder, name = os.path.split(path)
     owner = f'{_host()}-{os.getpid()}-{os.urandom(4).hex()}'
     return os.path.join(folder, f'.{name}.{owner}{TEMPORARY}')
@@ -68,49 +67,50 @@ def _host() -> str:
 
 @contextlib.contextmanager
 def new_temporary(path: str) -> Iterator[str]:
-    """Make an empty file next to `path`, locked while the block runs; remove what is left of it.
+    """Create an empty file in the folder of `path` and lock it while the block runs.
 
-    `remove_abandoned` of any process spares it for as long as it is locked.
+    While it is locked, `remove_abandoned` of any process keeps it. If the block raises, the file
+    is removed; otherwise the block has to rename it.
     """
-    name, held = _create(path)
+    name, lock = _create(path)
     try:
         if fcntl is None:
-            os.close(held)
+            os.close(lock)
         yield name
     except BaseException:
-        with contextlib.suppress(OSError):  # the folder has gone
+        with contextlib.suppress(OSError):  # the folder was removed
             os.remove(name)
         raise
     finally:
         if fcntl is not None:
-            os.close(held)
+            os.close(lock)
 
 
 def _create(path: str) -> tuple[str, int]:
     while True:
         name = temporary_of(path)
-        held = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         if fcntl is None:
-            return name, held
+            return name, lock
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.exists(name):
-                return name, held
+                return name, lock
         except BlockingIOError:
             pass
-        except OSError:  # no locks here: `remove_abandoned` cannot lock it either
-            return name, held
-        os.close(held)  # another process took it for abandoned before it was locked
+        except OSError:  # no locks on this file system: `remove_abandoned` cannot lock it either
+            return name, lock
+        os.close(lock)  # another process removed it as abandoned before it was locked
 
 
 def remove_abandoned(path: str) -> bool:
-    """Remove a temporary file or folder unless a live process may use it; whether it was removed.
+    """Remove a temporary file or folder unless a live process may use it; return whether it did.
 
-    The kernel frees a lock when its holder dies, however it dies. Some network file systems lock
-    within one host only, so a file of another host must be untouched for `STALE` seconds as well.
+    The kernel releases a lock when its holder ends for any reason. Some network file systems lock
+    within one host only, so a file of another host must also be unchanged for `STALE` seconds.
     """
     is_of_this_host = f'.{_host()}-' in os.path.basename(path)
-    is_free = fcntl is None  # on Windows the removal itself fails while the file is open
+    is_free = fcntl is None  # Windows: the removal itself fails while the file is open
     try:
         with contextlib.ExitStack() as stack:
             if fcntl is not None:
@@ -122,33 +122,34 @@ def remove_abandoned(path: str) -> bool:
                 except BlockingIOError:
                     return False
                 except OSError:
-                    pass  # no locks here
+                    pass  # no locks on this file system
             is_stale = time.time() - os.stat(path).st_mtime > STALE
             if not (is_stale or (is_of_this_host and is_free)):
                 return False
             remove(path)
-    except OSError:  # of another user, or removed meanwhile
+    except OSError:  # another user's file, or removed in the meantime
         return False
     return True
 
 
 class DirectFile:
-    """A file written past the page cache, which would cost a copy, and other files their place.
+    """A file that is written with O_DIRECT, past the page cache.
 
-    Large parts of shared memory that lie there as in the file, page by page, are written from
-    there; anything else through a buffer. It is written once, from its start to its end, which
-    is `flush`. Where the file system has no such files, an OSError.
+    The page cache would cost a copy and would evict the pages of other files. Large contents of
+    shared memory whose pages coincide with pages of the file are written directly from there, and
+    everything else through a buffer. The file is written once, sequentially; `flush` ends it.
+    The constructor raises OSError where the file system does not support O_DIRECT.
 
     Args:
-        path: An empty file.
+        path: Path of an existing, empty file.
     """
 
     def __init__(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_CLOEXEC
         self._file = os.open(path, flags | os.O_DIRECT)
         self._position = 0
-        self._buffer = memoryview(mmap.mmap(-1, LARGE))  # begins where a page does
-        self._kept = 0  # bytes in it
+        self._buffer = memoryview(mmap.mmap(-1, LARGE))  # page-aligned, as O_DIRECT requires
+        self._buffered = 0  # bytes
 
     def __enter__(self) -> DirectFile:
         return self
@@ -166,33 +167,33 @@ class DirectFile:
         left = memoryview(content)
         if isinstance(left.obj, mmap.mmap) and len(left) >= LARGE:
             first = -self._position % PAGE
-            self._keep(left[:first])
-            self._write_kept()
+            self._append(left[:first])
+            self._write_buffer()
             count = (len(left) - first) // PAGE * PAGE
             self._write(left[first : first + count], self._position)
             self._position += count
             left = left[first + count :]
-        self._keep(left)
+        self._append(left)
         return len(content)
 
     def flush(self) -> None:
-        self._write_kept()
-        os.ftruncate(self._file, self._position)  # the last page is longer
+        self._write_buffer()
+        os.ftruncate(self._file, self._position)  # the last page was written whole
 
-    def _keep(self, content: memoryview) -> None:
+    def _append(self, content: memoryview) -> None:
         while content:
-            part = content[: LARGE - self._kept]
-            self._buffer[self._kept : self._kept + len(part)] = part
-            self._kept += len(part)
+            part = content[: LARGE - self._buffered]
+            self._buffer[self._buffered : self._buffered + len(part)] = part
+            self._buffered += len(part)
             self._position += len(part)
             content = content[len(part) :]
-            if self._kept == LARGE:
-                self._write_kept()
+            if self._buffered == LARGE:
+                self._write_buffer()
 
-    def _write_kept(self) -> None:
-        size = -(-self._kept // PAGE) * PAGE
-        self._write(self._buffer[:size], self._position - self._kept)
-        self._kept = 0
+    def _write_buffer(self) -> None:
+        size = -(-self._buffered // PAGE) * PAGE
+        self._write(self._buffer[:size], self._position - self._buffered)
+        self._buffered = 0
 
     def _write(self, pages: memoryview, position: int) -> None:
         while pages:
@@ -202,29 +203,29 @@ class DirectFile:
                 flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
                 if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
                     raise
-                # It takes no such writes after all, or a limit is within a page: as usual, then.
+                # The file system refuses O_DIRECT only now, or a size limit is within a page.
                 fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 continue
             pages, position = pages[count:], position + count
 
 
 def open_to_write(path: str) -> Any:
-    """Open an empty file: as a `DirectFile` where the file system has such, else as usual."""
+    """Open an empty file: as a `DirectFile` where that is supported, else as a regular file."""
     if hasattr(os, 'O_DIRECT'):
-        with contextlib.suppress(OSError):  # any other error, the usual way raises again
+        with contextlib.suppress(OSError):  # `open` raises any other error again
             return DirectFile(path)
     return open(path, 'r+b')
 
 
 class Archive:
-    """Writes a zip as `torch.save` does: stored, aligned, with the CRC-32 of each record.
+    """A zip file as `torch.save` writes it: stored, aligned, with the CRC-32 of each record.
 
-    From its start to its end, with few writes: Python's own writer goes back to each header, and
-    takes longer for a thousand records than they take to be written.
+    It is written sequentially and with few calls. Python's `zipfile` seeks back to each header,
+    which takes longer for a thousand records than writing them.
 
     Args:
-        file: Open for writing.
-        report: Called with the size that the file has reached, after each part of it.
+        file: A file that is open for writing.
+        report: Called with the size of the file in bytes after each part of it.
     """
 
     def __init__(self, file: BinaryIO, report: Callable[[int], Any]) -> None:
@@ -233,20 +234,20 @@ class Archive:
         self._size = 0
         self._entries: list[bytes] = []
 
-    def add(self, name: str, content: bytes | memoryview, place: int, alignment: int) -> None:
+    def add(self, name: str, content: bytes | memoryview, offset: int, alignment: int) -> None:
         """Write a record.
 
         Args:
-            name: Of the record.
-            content: Of the record.
-            place: Where it begins is to be this but for a multiple of `alignment`.
-            alignment: In bytes.
+            name: Name of the record.
+            content: Content of the record.
+            offset: Where the content begins, in bytes modulo `alignment`.
+            alignment: Alignment of `offset` in bytes.
         """
         start, size, encoded = self._size, len(content), name.encode()
         crc = checksum(content)
         sizes = struct.pack('<HHQQ', 1, 16, size, size) if size > ZIP64_LIMIT else b''
         header = 30 + len(encoded) + len(sizes) + 4
-        padding = (place - start - header) % alignment
+        padding = (offset - start - header) % alignment
         extra = sizes + struct.pack('<2sH', b'FB', padding) + b'Z' * padding
         version, short = (45, LONG) if sizes else (20, size)
         common = struct.pack('<5H3L', version, 0, 0, 0, NO_DATE, crc, short, short)
@@ -262,11 +263,11 @@ class Archive:
         self._write(table)
         end = self._size
         if start > ZIP64_LIMIT or count >= SHORT:
-            figures = struct.pack('<QHHLLQQQQ', 44, 45, 45, 0, 0, count, count, len(table), start)
-            self._write(b'PK\6\6' + figures)
+            fields = struct.pack('<QHHLLQQQQ', 44, 45, 45, 0, 0, count, count, len(table), start)
+            self._write(b'PK\6\6' + fields)
             self._write(b'PK\6\7' + struct.pack('<LQL', 0, end, 1))
-        least = min(count, SHORT), min(count, SHORT), min(len(table), LONG), min(start, LONG)
-        self._write(b'PK\5\6' + struct.pack('<HHHHLLH', 0, 0, *least, 0))
+        capped = min(count, SHORT), min(count, SHORT), min(len(table), LONG), min(start, LONG)
+        self._write(b'PK\5\6' + struct.pack('<HHHHLLH', 0, 0, *capped, 0))
         self._write_small()
 
     def _write(self, content: bytes | memoryview) -> None:
@@ -288,19 +289,19 @@ class Archive:
 
 
 def _entry(common: bytes, name: bytes, start: int, size: int) -> bytes:
-    """Of the table of contents; `common` is what a record's own header has as well."""
+    """Return an entry of the table of contents; the record's header has `common`, too."""
     long = [size, size] if size > ZIP64_LIMIT else []
     if start > ZIP64_LIMIT:
         long.append(start)
     extra = struct.pack(f'<HH{len(long)}Q', 1, 8 * len(long), *long) if long else b''
     lengths = struct.pack('<HHHHHL', len(name), len(extra), 0, 0, 0, 0)
-    place = struct.pack('<L', LONG if start > ZIP64_LIMIT else start)
+    offset = struct.pack('<L', LONG if start > ZIP64_LIMIT else start)
     made_by = struct.pack('<H', 45)
-    return b'PK\1\2' + made_by + common + lengths + place + name + extra
+    return b'PK\1\2' + made_by + common + lengths + offset + name + extra
 
 
 def ignore(size: int) -> None:
-    """Report to no one."""
+    """Ignore a progress report."""
 
 
 def write_archive(
@@ -312,28 +313,29 @@ def write_archive(
     """Write records as `torch.save` does.
 
     Args:
-        file: Open for writing.
-        records: Name and content of each; bytes, or offset and size in `memory`.
-        memory: The shared memory; None where no record lies in it.
-        report: Called with the size that the file has reached. Defaults to ignore.
+        file: A file that is open for writing.
+        records: Name and content of each record; the content is bytes, or offset and size of a
+            part of `memory`.
+        memory: The shared memory; None if no record is there.
+        report: Called with the size of the file in bytes; `ignore` unless given.
     """
     archive = Archive(file, report)
     for name, content in records:
-        alignment, place = ALIGNMENT, 0
+        alignment, offset = ALIGNMENT, 0
         if isinstance(content, tuple):
-            offset, size = content
+            start, size = content
             assert memory is not None
-            content = memory[offset : offset + size]
+            content = memory[start : start + size]
             if size >= LARGE:
-                alignment, place = PAGE, offset
-        archive.add(f'{FOLDER}/{name}', content, place, alignment)
+                alignment, offset = PAGE, start
+        archive.add(f'{FOLDER}/{name}', content, offset, alignment)
     archive.end()
 
 
 def sync_folder(path: str) -> None:
-    """Make a rename in it durable, where folders can be opened."""
+    """Make renames within a folder durable; no-op where folders cannot be opened."""
     if not hasattr(os, 'O_DIRECTORY'):
-        return  # Windows: a rename is as durable as it gets
+        return  # Windows cannot open a folder to sync it
     folder = os.open(path or '.', os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -345,29 +347,29 @@ def sync_folder(path: str) -> None:
 
 
 def replace_durably(path: str, write: Any) -> int:
-    """Write a temporary file, sync it, rename it to `path`, sync the folder; return its bytes.
+    """Write a temporary file, sync it, rename it to `path`, sync the folder; return its size.
 
-    At any moment `path` is the old file or the new one, whole.
+    At any moment `path` is the complete old file or the complete new one.
     """
-    found = _replace(path, write)
+    status = _replace(path, write)
     sync_folder(os.path.dirname(path))
-    return found.st_size
+    return status.st_size
 
 
 def _replace(path: str, write: Any) -> os.stat_result:
-    """Return what tells the new file from one that another process puts in its place."""
+    """Replace a file without syncing its folder; return its status, which identifies the file."""
     with new_temporary(path) as temporary:
         with open_to_write(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        found = os.stat(temporary)
+        status = os.stat(temporary)
         os.replace(temporary, path)
-    return found
+    return status
 
 
 def remove(path: str) -> None:
-    """A file, or a folder as DeepSpeed saves."""
+    """Remove a file, or a folder as DeepSpeed saves."""
     if os.path.isdir(path):
         shutil.rmtree(path)
     elif os.path.isfile(path):
@@ -375,45 +377,46 @@ def remove(path: str) -> None:
 
 
 def do(job: dict, memory: memoryview | None, report: Callable[[int], Any] = ignore) -> dict:
-    """Write files, then the marker, then remove what they replace.
-
-    Each is durable before the next begins.
+    """Write files, then the marker, then remove files; each is durable before the next begins.
 
     Args:
-        job: `files`, each a path and its records, `marker` and `remove`.
-        memory: Where records lie that are given by offset and size.
-        report: Called with the size that the current file has reached. Defaults to ignore.
+        job: `files` (paths and records), `marker` (path and text, or None), `remove` (paths).
+        memory: The shared memory; None if no record is there.
+        report: Called with the size of the current file in bytes; `ignore` unless given.
+
+    Returns:
+        `error` (type, number, text and path, or None); without an error also `written` (size of
+        all files in bytes) and `kept` (path and reason of each file that could not be removed).
     """
-    start = time.perf_counter()
     written = 0
     added = []
     try:
         for path, records in job['files']:
             is_new = not os.path.exists(path)
             write = functools.partial(write_archive, records=records, memory=memory, report=report)
-            found = _replace(path, write)
-            written += found.st_size
+            status = _replace(path, write)
+            written += status.st_size
             if is_new:
-                added.append((path, found))
+                added.append((path, status))
             sync_folder(os.path.dirname(path))
-            report(0)  # synced, which may take as long as writing
+            report(0)  # also counts as progress: a sync may take as long as writing
         if job['marker'] is not None:
             path, text = job['marker']
             _replace(path, lambda file: file.write(text.encode()))
-            added.clear()  # it names them
+            added.clear()  # the marker names them, so that they must stay
             sync_folder(os.path.dirname(path))
     except Exception as error:
-        # A save is complete or undone: a file that no other one names is lost anyway.
-        for name, own in added:
-            with contextlib.suppress(OSError):  # the first reason is the one that is reported
-                if os.path.samestat(os.stat(name), own):  # not what another process put there
+        # A save is complete or undone: no hook would ever remove a file that no marker names.
+        for name, status in added:
+            with contextlib.suppress(OSError):  # the first error is the one that is reported
+                if os.path.samestat(os.stat(name), status):  # another process may have replaced it
                     remove(name)
         number, text = getattr(error, 'errno', None), getattr(error, 'strerror', None)
         return dict(error=(type(error).__name__, number, text or str(error), path))
     kept = []
     for path in job['remove']:
         try:
-            # Renamed first: what a kill leaves of it is known as a leftover.
+            # Renamed first, so that a partial removal is recognized as a leftover after a kill.
             aside = temporary_of(path)
             if os.path.exists(path):
                 os.replace(path, aside)
@@ -422,19 +425,19 @@ def do(job: dict, memory: memoryview | None, report: Callable[[int], Any] = igno
             pass  # another process has removed it
         except OSError as error:
             kept.append((path, error.strerror))
-    return dict(error=None, written=written, seconds=time.perf_counter() - start, kept=kept)
+    return dict(error=None, written=written, kept=kept)
 
 
 def _die_with(parent: int) -> None:
-    """A writer that outlives its training could publish into the next run of it."""
+    """End with the training process: a later write could disturb the next run of the training."""
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.name == 'posix' and os.getppid() != parent:
+    if os.name == 'posix' and os.getppid() != parent:  # it ended before the call
         sys.exit()
 
 
-def _step_back() -> None:
-    """Use what the training leaves of the processors."""
+def _lower_priority() -> None:
+    """Use only processor time that the training does not use."""
     if hasattr(os, 'nice'):
         os.nice(NICENESS)
     with contextlib.suppress(OSError), open(AUTOGROUP, 'w') as file:
@@ -449,7 +452,7 @@ def _open(path: str | None) -> memoryview | None:
 
 
 def _use_zlib_ng(folder: str) -> None:
-    """Its CRC-32 is zlib's in a fifth of the time, which the training's threads have then."""
+    """Use zlib-ng's CRC-32, which takes a fifth of the processor time of zlib's."""
     global checksum
     sys.path.append(folder)
     from zlib_ng import zlib_ng
@@ -459,15 +462,16 @@ def _use_zlib_ng(folder: str) -> None:
 
 def main() -> None:
     _die_with(int(sys.argv[1]))
-    _step_back()
+    _lower_priority()
     _use_zlib_ng(sys.argv[2])
-    for number in (signal.SIGINT, signal.SIGTERM):  # the training decides when this ends
+    # Schedulers signal all processes of a job, but the training decides when this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    area, memory = None, None
+    address, memory = None, None
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
 
     def send(message: Any) -> None:
-        with contextlib.suppress(OSError):  # the training has gone; what was begun is finished
+        with contextlib.suppress(OSError):  # the training has ended; complete the current job
             pickle.dump(message, answers)
             answers.flush()
 
@@ -476,8 +480,9 @@ def main() -> None:
             job = pickle.load(jobs)
         except EOFError:
             return
-        if job['area'] != area:
-            area, memory = job['area'], _open(job['area'] and job['area'][0])
+        if job['buffer'] != address:  # the buffer was reallocated
+            address = job['buffer']
+            memory = _open(address and address[0])
         send(do(job, memory, send))
 
 
