@@ -162,7 +162,7 @@ def test_required_modalities_are_in_each_identity_of_each_batch(lines: list[str]
     used = {name for rows in batches for name in people[rows].ravel()}
     assert used == {f'id{n}' for n in range(10)} - {'id3', 'id4'}
     assert len(sampler) == 72 // 12 * 12
-    assert '8 of 10 identities (80.0%) can be used, with 72 samples' in lines[0]
+    assert '8 of 10 identities (80 %) can be used, with 72 samples' in lines[0]
     assert "left out: 2 without 'ir'" in lines[0]
     assert len(lines) == 1
 
@@ -226,7 +226,7 @@ def test_required_modalities_precede_preferred_ones() -> None:
 def test_repeats_of_small_identities_are_counted_and_logged(lines: list[str]) -> None:
     dataset = gallery([1, 3, 8, 8])
     sampler = PKSampler(dataset, identities=4, instances=4, seed=0)
-    assert '2 of them have fewer than 4 samples' in lines[0]
+    assert 'usable identities with fewer than 4 samples: 2;' in lines[0]
     batches = batches_of(sampler)
     people = column(dataset, 'identity')
     for rows in batches:
@@ -235,7 +235,7 @@ def test_repeats_of_small_identities_are_counted_and_logged(lines: list[str]) ->
             assert often == {'id0': [4], 'id1': [1, 1, 2]}.get(people[row[0]], [1] * 4)
     assert sampler.repeats == pk_sampler.Repeats(visits=4, short_visits=2, repeated=4)
     assert lines[1:] == [
-        'PKSampler: epoch 0 drew 2 of 4 identities (50.0%) with fewer than 4 samples; '
+        'PKSampler: epoch 0 drew 2 of 4 identities (50 %) with fewer than 4 samples; '
         '4 samples were drawn repeatedly'
     ]
     list(sampler)

@@ -11,6 +11,7 @@ from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS
 
 from mmtempo.utils.checks import is_number, is_number_from, is_whole
+from mmtempo.utils.units import percent
 
 from .epoch_sampler import EpochSampler
 from .label_histogram import count_labels
@@ -109,7 +110,7 @@ class ClassBalancedSampler(EpochSampler):
         rarest = np.argsort(self.frequencies, kind='stable')
         absent = [names[c] for c in rarest if self.frequencies[c] == 0]
         rare = [
-            f'{names[c]} {self.frequencies[c]:.1%} x{self.class_factors[c]:.2f}'
+            f'{names[c]} {percent(self.frequencies[c])} x{self.class_factors[c]:.2f}'
             for c in rarest
             if self.class_factors[c] > 1
         ]

@@ -253,7 +253,7 @@ def endless_identities(count: int, distinct: int, rng: random.Random) -> Iterato
         free, waiting = order[: count - gap], iter(order[count - gap :])
         order = []
         for _ in range(count):
-            place = rng.randrange(len(free))
-            free[place], free[-1] = free[-1], free[place]
+            index = rng.randrange(len(free))
+            free[index], free[-1] = free[-1], free[index]
             order.append(free.pop())
             free.extend(islice(waiting, 1))

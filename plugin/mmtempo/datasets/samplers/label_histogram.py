@@ -1,4 +1,4 @@
-"""Pixels of each class in each sample's label, counted once and kept in a file."""
+"""Pixels of each class in each sample's label, counted once and stored in a file."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS
 
 from mmtempo.utils.checks import is_whole
-from mmtempo.utils.units import duration
+from mmtempo.utils.units import duration, percent
 
 from .epoch_sampler import EpochSampler
 from .identity_pools import (
@@ -142,11 +142,11 @@ class PKSampler(EpochSampler):
         self.batches = -(-batches // self.world_size)
         print_log(
             f'PKSampler: metadata of {len(codes):,} samples read in {duration(self._seconds)}; '
-            f'{self._count:,} of {count:,} identities ({self._count / count:.1%}) can be used, '
-            f'with {sizes.sum():,} samples{left_out}; {np.count_nonzero(sizes < self.instances):,} '
-            f'of them have fewer than {self.instances} samples; {self.batches:,} batches of '
-            f'{self.identities} x {self.instances} per epoch and process ({self.world_size} '
-            'process(es))',
+            f'{self._count:,} of {count:,} identities ({percent(self._count / count)}) can be '
+            f'used, with {sizes.sum():,} samples{left_out}; usable identities with fewer than '
+            f'{self.instances} samples: {np.count_nonzero(sizes < self.instances):,}; '
+            f'{self.batches:,} batches of {self.identities} x {self.instances} per epoch and '
+            f'process; processes: {self.world_size}',
             logger='current',
         )
 
@@ -173,7 +173,7 @@ class PKSampler(EpochSampler):
         if repeats.short_visits:
             print_log(
                 f'PKSampler: epoch {epoch} drew {repeats.short_visits:,} of {repeats.visits:,} '
-                f'identities ({repeats.short_visits / repeats.visits:.1%}) with fewer than '
+                f'identities ({percent(repeats.short_visits / repeats.visits)}) with fewer than '
                 f'{self.instances} samples; {repeats.repeated:,} samples were drawn repeatedly',
                 logger='current',
             )
@@ -228,7 +228,7 @@ def _masks(values: Iterable[Any], wanted: Sequence[str]) -> dict[str, np.ndarray
     if unknown:
         listed = ', '.join(f'{name!r} ({count:,})' for name, count in found.most_common())
         raise ValueError(
-            f'PKSampler.required and preferred: no sample has the modality '
+            'PKSampler.required and preferred: no sample has the modality '
             f'{", ".join(map(repr, unknown))}; found (samples by modality): {listed or "none"}'
         )
     return {name: np.array([name in names for names in sets], dtype=bool) for name in wanted}
