@@ -1,4 +1,4 @@
-"""Datasets, samplers and transforms that work with any dataset of MMEngine."""
+"""Datasets, samplers and transforms for any dataset of mmengine."""
 
 from . import transforms
 from .cached_dataset import CachedDataset

@@ -1,4 +1,4 @@
-"""Where a pipeline is split: what is the same for each draw of a sample, and what is not."""
+"""Split of a pipeline into a deterministic part, which is cached, and the rest."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmtempo.utils.checks import is_whole
 from mmtempo.utils.rng import generator_states, seeded
+from mmtempo.utils.suggest import did_you_mean
 
-# Of those that mmcv's `cache_randomness` does not mark.
+# Names of random transforms that mmcv's `cache_randomness` does not mark.
 RANDOM_NAMES = re.compile(
     'Random|PhotoMetric|Jitter|Noise|Shuffle|Albu|Mosaic|MixUp|Mixup|CutOut|CutMix|CopyPaste'
     '|RandAugment|AutoAugment|AugMix|GlobalRotScaleTrans|PointSample'
 )
-# Nobody but their owner seeds them, so that what they give depends on what was drawn before.
+# Only their owner seeds them, so their values depend on all earlier draws.
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 BOUND = (types.MethodType, types.BuiltinMethodType)
-# How many samples are tried before it is given up: some may be unreadable.
+# The maximum number of samples to try, as some may be unreadable.
 TRIALS = 4
-# How often a sample is made: what is random at times may be the same twice.
+# How often a sample is computed: a transform that is random at times may repeat a result.
 REPEATS = 8
 
 
 def name_of(transform: Any) -> str:
+    """Return the name of a transform's type."""
     return type(transform).__name__
 
 
 def find_random(transform: Any) -> str | None:
-    """The name of a transform that is known to be random: this one, or one inside it."""
+    """Return the name of a known random transform, this one or one inside it, or None."""
     cls = type(transform)
     if RANDOM_NAMES.search(cls.__name__) or getattr(cls, '_methods_with_randomness', None):
         return cls.__name__
@@ -48,7 +51,7 @@ def find_random(transform: Any) -> str | None:
 
 
 def _find_generator(value: Any) -> str | None:
-    """The type of a random generator that an object holds, however deep: nobody seeds it."""
+    """Return the type of a random generator that an object holds at any depth, or None."""
     left, seen = [value], {}
     while left:
         one = left.pop()
@@ -56,7 +59,7 @@ def _find_generator(value: Any) -> str | None:
             return name_of(one)
         if id(one) in seen or isinstance(one, (type, types.ModuleType)):
             continue
-        seen[id(one)] = one  # kept: nothing else gets its place in memory
+        seen[id(one)] = one  # holds the object, so that its `id` is not reused
         if isinstance(one, dict):
             left += one.values()
         elif isinstance(one, (list, tuple, set, frozenset)):
@@ -68,37 +71,40 @@ def _find_generator(value: Any) -> str | None:
 
 
 def cache_point(transforms: Sequence[Any], until: str | int | None) -> int:
-    """How many transforms come before the cache; ValueError where there is no such place.
+    """Return the number of transforms before the cache; raise ValueError where none can be.
 
     Args:
-        transforms: The pipeline.
-        until: Name of the type that is the last one before the cache, or how many there are;
-            None for as many as are not known to be random.
+        transforms: The transforms of the pipeline.
+        until: Type of the last transform before the cache, or the number of transforms before it;
+            None for all up to the first one that is known to be random.
     """
     names = [name_of(transform) for transform in transforms]
-    known = [find_random(transform) for transform in transforms]
+    randoms = [find_random(transform) for transform in transforms]
     if until is None:
-        count = next((k for k, found in enumerate(known) if found), len(known))
+        count = next((k for k, found in enumerate(randoms) if found), len(randoms))
         if count == 0:
             raise ValueError(
-                f'CachedDataset: there is nothing to cache in the pipeline {names}: '
-                + ('it is empty' if not names else f'{known[0]} comes first and is random')
+                f'CachedDataset: nothing to cache in the pipeline {names}: '
+                + ('it is empty' if not names else f'its first transform, {randoms[0]}, is random')
             )
         return count
     if isinstance(until, str):
         if until not in names:
-            raise ValueError(f'CachedDataset.until={until!r} is not in the pipeline {names}')
+            raise ValueError(
+                f'CachedDataset.until={until!r} is not in the pipeline {names}'
+                f'{did_you_mean(until, names)}'
+            )
         count = len(names) - names[::-1].index(until)
-    elif isinstance(until, int) and not isinstance(until, bool) and 1 <= until <= len(names):
+    elif isinstance(until, int) and is_whole(until) and until <= len(names):
         count = until
     else:
         raise ValueError(
-            'CachedDataset.until must be the type of a transform, how many are cached '
+            'CachedDataset.until must be the type of a transform, the number of cached transforms '
             f'(1 to {len(names)}), or None, found {until!r}'
         )
-    for place, found in enumerate(known[:count]):
+    for index, found in enumerate(randoms[:count]):
         if found is not None:
-            raise ValueError(_refusal(until, place, names, f'{found} is random'))
+            raise ValueError(_refusal(until, index, names, f'{found} is random'))
     return count
 
 
@@ -109,61 +115,68 @@ def check_by_trial(
     get_info: Callable[[int], dict],
     samples: int,
 ) -> tuple[int, str | None]:
-    """Make a sample eight times, with the global generators seeded differently, and compare.
+    """Compute a sample eight times with different seeds of the global generators, and compare.
+
+    Args:
+        transforms: The transforms of the pipeline.
+        count: The number of transforms before the cache.
+        until: The argument of `cache_point`; with a value, fewer than `count` cacheable
+            transforms are a ValueError.
+        get_info: Returns the data info of a sample.
+        samples: The number of samples of the data set.
 
     Returns:
-        How many transforms can be cached, and why a check could not be made. With `until` given,
-        fewer than `count` is a ValueError.
+        How many transforms can be cached, and why the trial could not be made, or None.
     """
-    problem: str | None = 'there are no samples'
+    problem: str | None = 'the data set has no samples'
     for number in range(min(TRIALS, samples)):
         try:
             infos = [get_info(number) for _ in range(REPEATS)]
-            place, why = _try(transforms[:count], infos)
-        except Exception as error:  # an unreadable file, say: whoever draws it is told
+            index, why = _try(transforms[:count], infos)
+        except Exception as error:  # such as of an unreadable file; drawing it raises it again
             problem = f'sample {number}: {type(error).__name__}: {error}'
             continue
-        if place is None:
+        if index is None:
             problem = why
             if why is not None:
                 continue
             return count, None
-        text = f'{name_of(transforms[place])} {why}'
-        if until is not None or place == 0:
+        text = f'{name_of(transforms[index])} {why}'
+        if until is not None or index == 0:
             names = [name_of(transform) for transform in transforms]
-            raise ValueError(_refusal(until, place, names, text))
-        return place, None
+            raise ValueError(_refusal(until, index, names, text))
+        return index, None
     return count, problem
 
 
 def _try(transforms: Sequence[Any], samples: list[Any]) -> tuple[int | None, str | None]:
-    """The first transform that is not always the same, and what it did; or why nobody knows."""
-    for place, transform in enumerate(transforms):
+    """Return the first transform that is not deterministic and why, or why the trial failed."""
+    for index, transform in enumerate(transforms):
         drew = False
         for repeat, sample in enumerate(samples):
-            with seeded(repeat + 1, place):
+            with seeded(repeat + 1, index):
                 before = generator_states()
                 samples[repeat] = transform(sample)
                 drew = drew or not same(before, generator_states())
         if drew:
-            return place, 'draws random numbers'
+            return index, 'draws random numbers'
         if any(sample is None for sample in samples):
-            return None, f'{name_of(transform)} gives None'
+            return None, f'{name_of(transform)} returned None'
         if not all(same(samples[0], sample) for sample in samples[1:]):
-            return place, 'does not give the same twice'
+            return index, 'returns different results for the same sample'
     return None, None
 
 
-def _refusal(until: str | int | None, place: int, names: Sequence[str], what: str) -> str:
-    possible = f'; the last that can be cached is {names[place - 1]!r}' if place else ''
+def _refusal(until: str | int | None, index: int, names: Sequence[str], what: str) -> str:
+    possible = f'; set until={names[index - 1]!r} or an earlier transform' if index else ''
     return (
-        f'CachedDataset.until={until!r}: {what} (transform {place + 1} of {len(names)}), and would '
-        f'be the same in each epoch{possible}'
+        f'CachedDataset.until={until!r}: {what} (transform {index + 1} of {len(names)}), so its '
+        f'output cannot be cached{possible}'
     )
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal to the bit, arrays and plain objects included."""
+    """Return whether two values are equal to the bit, including arrays and plain objects."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

@@ -1,4 +1,4 @@
-"""A dataset that decodes each sample once."""
+"""Dataset wrapper that runs the deterministic first transforms once per sample."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from mmtempo.datasets.cache.sample_cache import CacheStats, SharedSampleCache, p
 from .cache_split import cache_point, check_by_trial, name_of
 from .cached_pipeline import CachedPipeline, Description, fingerprint_of, identity_of
 
-# Another version may decode, or resize, in another way.
+# Packages whose version is part of the key: another version may decode or resize differently.
 VERSIONS = ('mmcv', 'mmseg', 'mmengine', 'mmtempo', 'numpy', 'cv2', 'PIL', 'pyspng', 'zlib_ng')
-# Of pickles with a set there is one of these bytes.
+# Opcodes of sets; a pickle with a set contains one of these bytes.
 SETS = (0x8F, 0x91)
 
 
 @DATASETS.register_module()
 class CachedDataset:
-    """Any mmengine dataset, with what its first transforms give kept for all processes of a node.
+    """A wrapper of any mmengine dataset that caches the output of the first transforms.
 
-    Samples are those of the dataset itself, to the bit; so is all else: it is its own pipeline
-    that looks samples up. Transforms before the cache must not be random: names that are known
-    are refused, and a sample is made twice to see. What comes behind it gets read-only views of
-    shared memory and costs the same whatever their size; what leaves the pipeline is copied, as
-    far as it still is such a view.
+    Samples equal those of the dataset itself to the bit, and all else is the dataset's: its own
+    pipeline looks the samples up. Transforms before the cache must not be random: known names are
+    refused, and a sample is computed several times as a trial. Transforms after the cache get
+    read-only views of shared memory, whose cost does not depend on their size; where the output of
+    the pipeline still is such a view, it is copied.
 
-    Workers and ranks share one copy, under fork and spawn. Jobs of the same user on the same
-    node do so, too, if their data and transforms are the same; the limit is then that of the
-    first. Of policies see `SharedSampleCache`: under shuffling 'keep' is the best that there is.
+    Workers and ranks share one copy, under fork and spawn. So do jobs of the same user on the same
+    node whose data and transforms are equal; the budget of the first one then applies. Policies
+    are described at `SharedSampleCache`: under shuffling 'keep' is optimal.
 
-    A numpy array of the cache refuses to be written into, but torch knows no such tensors: a
-    transform that writes into `torch.from_numpy(array)` ends the process with a segmentation
-    fault, rather than change what the others read. `writable=True` is for it.
+    NumPy arrays of the cache refuse writes, but torch has no read-only tensors: a transform that
+    writes into `torch.from_numpy(array)` ends the process with a segmentation fault, rather than
+    change what other processes read. `writable=True` is for such transforms.
 
-    Samples, the list of which has changed (another annotation file, another calibration),
-    are kept in another cache; an image or label file that has changed is read anew.
+    If the list of samples changes (another annotation file, another calibration), another cache is
+    used; if an image or label file changes, that file is read again.
 
     Example::
 
@@ -57,15 +57,15 @@ class CachedDataset:
 
     Args:
         dataset: The dataset, or its config.
-        budget: Bytes to use on each node at most, such as '2GB' or a number.
+        budget: The maximum number of bytes on each node, or a string such as '2GB'.
             Defaults to '2GB'.
-        until: The last transform before the cache: its type (the last one of this type), or how
-            many there are. Defaults to None: the most that are not random.
-        folder: A folder on a local disk, where samples are found again after a restart.
+        until: The last transform before the cache: its type (the last one of this type), or the
+            number of transforms before the cache. Defaults to None: all up to the first random one.
+        folder: A folder on a local disk, in which the cache survives a restart.
             Defaults to None: memory.
         policy: 'keep' or 'lru'. Defaults to 'keep'.
-        writable: Whether transforms behind the cache write into what they get; they are given
-            copies then. Defaults to False.
+        writable: Whether transforms after the cache write into their input; they get copies then.
+            Defaults to False.
         lazy_init: Whether to wait for `full_init`. Defaults to False.
     """
 
@@ -82,11 +82,11 @@ class CachedDataset:
         if isinstance(dataset, dict):
             dataset = DATASETS.build(dataset)
         elif isinstance(dataset, BaseDataset):
-            dataset = copy.copy(dataset)  # the caller's keeps its pipeline
+            dataset = copy.copy(dataset)  # keeps the pipeline of the caller's dataset
         if not isinstance(dataset, BaseDataset):
             raise TypeError(
                 'CachedDataset.dataset must be a BaseDataset of mmengine, or its config, found '
-                f'{type(dataset).__name__}; wrappers such as RepeatDataset go around CachedDataset'
+                f'{type(dataset).__name__}; wrap CachedDataset with wrappers such as RepeatDataset'
             )
         if policy not in ('keep', 'lru'):
             raise ValueError(f"CachedDataset.policy must be 'keep' or 'lru', found {policy!r}")
@@ -99,7 +99,7 @@ class CachedDataset:
             self.full_init()
 
     def full_init(self) -> None:
-        """Load the annotations, and find the memory or make it."""
+        """Load the annotations, and open or create the cache."""
         self.dataset.full_init()
         if not self._installed:
             self._install(self.dataset.pipeline.transforms)
@@ -107,42 +107,43 @@ class CachedDataset:
     def _install(self, transforms: list) -> None:
         inner = self.dataset
         count = cache_point(transforms, self.until)
-        # Before they are used, which may leave something in them.
+        # Before the trial, as transforms may change their attributes when they are called.
         described = [fingerprint_of([transform]) for transform in transforms[:count]]
         count, unknown = check_by_trial(
             transforms, count, self.until, inner.get_data_info, len(inner)
         )
         if unknown is not None:
-            report(f'whether the cached part is random could not be tried: {unknown}')
+            report(f'trial for randomness of the cached transforms failed: {unknown}')
         key = '\n'.join([self._key(), *(text for text, _ in described[:count])])
-        odd = set().union(*(types for _, types in described[:count]))
-        if odd:
+        undescribed = set().union(*(types for _, types in described[:count]))
+        if undescribed:
             report(
-                f'transforms hold what cannot be compared ({", ".join(sorted(odd))}): the cache is '
-                'of this dataset and its workers only, in memory'
+                f'transforms have attributes that cannot be compared '
+                f'({", ".join(sorted(undescribed))}); the cache is in memory, for this dataset and '
+                'its workers only'
             )
             key += secrets.token_hex(16)
 
         def current(number: int) -> int:
             return identity_of(inner.get_data_info(number))
 
-        # One of somebody else may give the pipeline other files.
-        plain = type(inner).prepare_data.__module__.split('.')[0] in ('mmengine', 'mmtempo')
+        # Other classes may override it to pass other files to the pipeline.
+        is_stock = type(inner).prepare_data.__module__.split('.')[0] in ('mmengine', 'mmtempo')
         cache = SharedSampleCache(
             len(inner),
             self.budget,
             key=key,
-            folder=None if odd else self.folder,
+            folder=None if undescribed else self.folder,
             policy=self.policy,
             report=report,
-            identity_of=current if plain else None,
+            identity_of=current if is_stock else None,
         )
         self._installed = True
         inner.pipeline = CachedPipeline(transforms, count, cache, self.writable)
         print_log(f'CachedDataset: {self.describe()}', logger='current')
 
     def _key(self) -> str:
-        """What the cached part depends on, but for the files and the transforms."""
+        """Return all that the samples depend on, except the files and the transforms."""
         inner = self.dataset
         digest = hashlib.blake2b(digest_size=16)
         own_infos = type(inner).get_data_info is not BaseDataset.get_data_info
@@ -153,7 +154,7 @@ class CachedDataset:
             for number in range(len(inner)):
                 info = inner.get_data_info(number)
                 pickled = pickle.dumps(info, protocol=4)
-                if _has_set(info):  # the order of which is another in each process
+                if _has_set(info):  # whose order differs between processes
                     pickled = Description().of(info).encode()
                 digest.update(pickled)
         return '\n'.join(
@@ -168,17 +169,17 @@ class CachedDataset:
 
     @property
     def pipeline(self) -> Any:
-        """All transforms, those before the cache included."""
+        """All transforms, including those before the cache."""
         return self.dataset.pipeline
 
     @pipeline.setter
     def pipeline(self, pipeline: Any) -> None:
-        # Hooks switch to another pipeline by assigning it.
+        # Hooks assign this attribute to switch to another pipeline.
         old = self.dataset.pipeline
         try:
             self._install(pipeline.transforms)
         except ValueError as error:
-            report(f'the pipeline that was assigned is used without a cache: {error}')
+            report(f'the assigned pipeline is used without a cache: {error}')
             self._installed = True
             self.dataset.pipeline = Compose(list(pipeline.transforms))
         new = getattr(self.dataset.pipeline, 'cache', None)
@@ -206,25 +207,26 @@ class CachedDataset:
 
     def get_subset(self, indices: Any) -> Any:
         raise NotImplementedError(
-            'CachedDataset: samples are kept by their number; give the dataset inside indices=...'
+            'CachedDataset has no subsets, as it stores samples by number; set indices= of the '
+            'dataset inside'
         )
 
     get_subset_ = get_subset
 
     def stats(self) -> CacheStats:
-        """What was kept, hit and missed so far, by all processes."""
+        """Return size, hits and misses of the cache over all processes."""
         pipeline = self.dataset.pipeline
         return pipeline.cache.stats() if isinstance(pipeline, CachedPipeline) else CacheStats()
 
     def describe(self) -> str:
-        """One line for the log."""
+        """Return a description in one line, for the log."""
         pipeline = self.dataset.pipeline
         if not isinstance(pipeline, CachedPipeline):
-            return 'no cache' if self._installed else 'cache: not made yet'
+            return 'no cache' if self._installed else 'cache: not initialized'
         names = [name_of(transform) for transform in pipeline.transforms]
         rest = ', '.join(names[pipeline.count :]) or 'nothing'
         return (
-            f'{self.stats()}; {pipeline.cache.folder or "in memory"}; kept: '
+            f'{self.stats()}; {pipeline.cache.folder or "in memory"}; cached: '
             f'{", ".join(names[: pipeline.count])}; per draw: {rest}'
         )
 
@@ -232,7 +234,7 @@ class CachedDataset:
         return f'{type(self).__name__}({type(self.dataset).__name__}, {self.describe()})'
 
     def __getattr__(self, name: str) -> Any:
-        # While it is unpickled there is no dataset yet; and what Python asks for is not forwarded.
+        # There is no dataset during unpickling; special methods of Python are not forwarded.
         if name.startswith('__') or 'dataset' not in self.__dict__:
             raise AttributeError(f'{type(self).__name__} has no attribute {name!r}')
         return getattr(self.dataset, name)
@@ -247,4 +249,5 @@ def _has_set(value: Any) -> bool:
 
 
 def report(message: str) -> None:
+    """Log a warning."""
     print_log(f'CachedDataset: {message}', logger='current', level=logging.WARNING)

@@ -1,4 +1,4 @@
-"""A pipeline whose first part is looked up instead of run."""
+"""Pipeline whose first transforms are replaced by a lookup in a cache."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ _PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes)
 
 
 class CachedPipeline(Compose):
-    """Takes what mmengine's `Compose` takes, and gives the same.
+    """A `Compose` that caches the output of its first transforms and returns equal samples.
 
     ::
 
-        file -> [first part] -> cache -> [rest, per draw] -> what is still the cache's is copied
+        file -> [first part] -> cache -> [rest, per draw] -> views of the cache are copied
                      ^            |
                      +--- miss ---+
 
-    A file is looked at once per process, when its sample is first drawn: one that has another
-    size or time of change then is made anew.
+    Size and modification time of a sample's files are read once per process, at its first draw;
+    where they have changed, the sample is computed again.
 
     Args:
-        transforms: All of them.
-        count: How many come before the cache.
-        cache: Where samples are kept, by their `sample_idx`.
-        writable: Whether the rest gets copies, which it may write into. Defaults to False.
+        transforms: All transforms.
+        count: The number of transforms before the cache.
+        cache: Cache of samples by their `sample_idx`.
+        writable: Whether the other transforms get copies, which they may write into.
+            Defaults to False.
     """
 
     def __init__(
@@ -66,20 +67,20 @@ class CachedPipeline(Compose):
         number = data.get('sample_idx')
         if number is None:
             raise ValueError(
-                'CachedDataset: get_data_info() of its dataset gives no sample_idx; one that '
-                "overrides it must return what BaseDataset's gives"
+                'CachedDataset.dataset: get_data_info() must return sample_idx, as that of '
+                f'BaseDataset does, found {", ".join(sorted(map(str, data)))}'
             )
-        identity = self._identities[number] or self._look_at_files(number, data)
+        identity = self._identities[number] or self._read_identity(number, data)
         sample = self.cache.get(number, identity, copy=self.writable)
         if sample is None:
-            sample = self._make(data, number, identity)
+            sample = self._compute(data, number, identity)
         return None if sample is None else self._finish(sample)
 
-    def _look_at_files(self, number: int, data: dict) -> int:
+    def _read_identity(self, number: int, data: dict) -> int:
         self._identities[number] = identity = identity_of(data)
         return identity
 
-    def _make(self, data: Any, number: int, identity: int) -> Any:
+    def _compute(self, data: Any, number: int, identity: int) -> Any:
         for transform in self.transforms[: self.count]:
             data = transform(data)
             if data is None:
@@ -88,11 +89,11 @@ class CachedPipeline(Compose):
             self.cache.put(number, data, identity)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise TypeError(
-                f'CachedDataset: what {name_of(self.transforms[self.count - 1])} returns cannot be '
+                f'CachedDataset: output of {name_of(self.transforms[self.count - 1])} cannot be '
                 f'pickled ({error}); set until= to an earlier transform'
             ) from error
         if self._gives_views:
-            # As it will be the next time: who writes into it is told now, not in epoch 2.
+            # Read-only as on a hit, so a transform that writes fails now and not in epoch 2.
             return _frozen(data)
         return data
 
@@ -109,16 +110,16 @@ class CachedPipeline(Compose):
                 if 'read-only' not in text and 'readonly' not in text:
                     raise
                 raise ValueError(
-                    f'{name_of(transform)} writes into arrays of the sample cache, which are '
-                    'read-only; set CachedDataset(writable=True), which gives it copies, or until= '
-                    f'to a transform behind it, if it is not random: {error}'
+                    f'CachedDataset: {name_of(transform)} writes into read-only arrays of the '
+                    'cache; set writable=True, which passes copies, or set until= to a later '
+                    f'transform, if {name_of(transform)} is not random: {error}'
                 ) from error
             if sample is None:
                 return None
         return self._own(sample) if self._gives_views else sample
 
     def _own(self, value: Any) -> Any:
-        """Copy what is still the cache's: who gets the sample may write into it."""
+        """Copy views of the cache in a sample, as the caller may write into it."""
         if isinstance(value, torch.Tensor):
             is_view = value.device.type == 'cpu' and self.cache.holds(_address(value))
             return value.clone() if is_view else value
@@ -132,7 +133,7 @@ class CachedPipeline(Compose):
         elif type(value) is tuple:
             return tuple(map(self._own, value))
         elif isinstance(value, BaseDataElement):
-            # By its attributes: `items()` looks for a property behind each name.
+            # By attributes, because `items()` does a slow lookup of a property for each name.
             meta = value.metainfo_keys()
             for key, one in [*vars(value).items()]:
                 owned = one if key in meta else self._own(one)
@@ -141,7 +142,7 @@ class CachedPipeline(Compose):
         return value
 
     def __getstate__(self) -> dict:
-        # Another process looks at the files for itself.
+        # Another process reads the files' times itself.
         return self.__dict__ | {'_identities': None}
 
     def __setstate__(self, state: dict) -> None:
@@ -150,18 +151,20 @@ class CachedPipeline(Compose):
 
 
 class Description:
-    """Hashes of values that are the same in another process, whatever the values hold.
+    """Hashes of arbitrary values that are equal in all processes.
 
     Attributes:
-        unknown: Types of what could not be described; two of them may look the same and not be.
+        unknown: Types of values that could not be described; different values of such a type may
+            have equal hashes.
     """
 
     def __init__(self) -> None:
         self.unknown: set[str] = set()
-        # With the values, so that no other is given the same place in memory.
+        # Holds the values, so that no `id` is reused.
         self._seen: dict[int, tuple[Any, str]] = {}
 
     def of(self, value: Any) -> str:
+        """Return the hash of a value, or its `repr` where that is enough."""
         if value is None or type(value) in _PLAIN:
             return f'{type(value).__name__} {value!r}'
         if id(value) not in self._seen:
@@ -183,7 +186,7 @@ class Description:
         if isinstance(value, types.FunctionType):
             return self._all(
                 (value.__module__, value.__qualname__, value.__code__, value.__defaults__)
-                + (value.__kwdefaults__, [*map(_inside, value.__closure__ or ())])
+                + (value.__kwdefaults__, [*map(_content_of_cell, value.__closure__ or ())])
             )
         if isinstance(value, types.MethodType):
             return self._all((value.__func__, value.__self__))
@@ -208,7 +211,7 @@ class Description:
             try:
                 reduce = copyreg.dispatch_table.get(type(value))
                 reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-            except Exception:  # whatever an extension raises
+            except Exception:  # extension types may raise any
                 self.unknown.add(type(value).__qualname__)
                 return 'unknown'
             if isinstance(reduced, str):
@@ -223,11 +226,11 @@ class Description:
 
 
 def fingerprint_of(transforms: Sequence[Any]) -> tuple[str, set[str]]:
-    """What the output of transforms depends on, their code included.
+    """Return a text that identifies transforms, including their code and attributes.
 
     Returns:
-        A text, and the types of what could not be described: if there are any, the text does not
-        tell these transforms from others.
+        The text, and the types of values that could not be described. If there are any, different
+        transforms may have equal texts.
     """
     description = Description()
     return ' '.join([description.of(transform) for transform in transforms]), description.unknown
@@ -238,29 +241,29 @@ def _name_of_type(cls: type) -> str:
 
 
 def _pickles_itself(cls: type) -> bool:
-    """Whether what it holds is elsewhere than in its __dict__, or not all of that matters."""
+    """Return whether the state of a class differs from the `__dict__` of its instances."""
     names = ('__reduce__', '__reduce_ex__', '__getstate__', '__getnewargs__', '__getnewargs_ex__')
     slots = any(vars(one).get('__slots__') for one in cls.__mro__)
     return slots or any(getattr(cls, key, None) is not getattr(object, key, None) for key in names)
 
 
-def _inside(cell: Any) -> Any:
+def _content_of_cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # empty
         return None
 
 
 @functools.cache
 def _code_of(cls: type) -> str:
-    """Of a class that is no installed package's: those have versions."""
+    """Return the source of a class; '' for installed packages, which have versions."""
     file = getattr(sys.modules.get(cls.__module__), '__file__', None) or ''
     own = cls.__module__ == '__main__' or (file and not file.startswith(_STANDARD))
     if not own or 'site-packages' in file or 'dist-packages' in file:
         return ''
     try:
         return inspect.getsource(cls)
-    except (OSError, TypeError):  # typed in, say
+    except (OSError, TypeError):  # entered interactively, for example
         codes = {
             name: (one.__code__.co_code, one.__code__.co_names, repr(one.__code__.co_consts))
             for name, one in sorted(vars(cls).items())
@@ -270,20 +273,20 @@ def _code_of(cls: type) -> str:
 
 
 def identity_of(info: dict) -> int:
-    """Of the files that a sample is made from: names, sizes, times; not 0."""
+    """Return a hash of names, sizes and times of a sample's files; not 0."""
     digest = hashlib.blake2b(digest_size=8)
     for path in _files(info, ''):
         try:
             status = os.stat(path)
             text = f'{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\0'
-        except (OSError, ValueError):  # not of this machine, or no file
+        except (OSError, ValueError):  # remote, or not a file
             text = f'{path}\0'
         digest.update(text.encode(errors='surrogateescape'))
     return int.from_bytes(digest.digest(), 'big') or 1
 
 
 def _files(value: Any, key: str) -> Iterator[str]:
-    """Values of all keys such as img_path or filename, and names of files, however deep."""
+    """Yield values of keys such as img_path or filename, and names of files, at any depth."""
     if isinstance(value, os.PathLike):
         value = os.fsdecode(value)
     if isinstance(value, str):
@@ -300,12 +303,12 @@ def _files(value: Any, key: str) -> Iterator[str]:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # one without memory of its own
+    except RuntimeError:  # without storage
         return -1
 
 
 def _frozen(value: Any) -> Any:
-    """The same with read-only views of large arrays: the arrays may be a transform's own."""
+    """Replace large arrays by read-only views; the arrays themselves may belong to a transform."""
     if isinstance(value, np.ndarray) and value.nbytes >= SMALL:
         value = value.view()
         value.setflags(write=False)
@@ -320,9 +323,9 @@ _silenced = False
 
 
 def _silence_torch() -> None:
-    """Have torch give its warning of a read-only array, which it gives once, where nobody sees it.
+    """Trigger torch's one-time warning about read-only arrays and suppress it.
 
-    Tensors that are still views at the end are copied, so there is nothing to be warned of.
+    Tensors that are views of the cache are copied at the end, so the warning does not apply.
     """
     global _silenced
     if not _silenced:

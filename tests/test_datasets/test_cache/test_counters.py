@@ -1,4 +1,4 @@
-"""Sums over processes, those that are gone included."""
+"""Counts are summed over processes, including those that have ended."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def count(counter: ProcessCounters, times: int) -> None:
     counter.add(3)
 
 
-def test_sums() -> None:
+def test_totals_include_ended_processes() -> None:
     counter = counters()
     count(counter, 5)
     for _ in range(2):
         in_child(count, counter, 10)
     count(counter, 1)
     assert [counter.total(which) for which in range(5)] == [26, 0, 0, 4, 0]
-    # The second child took the row of the first.
+    # The second child reused the row of the first.
     assert (counter._rows[:, 0] != 0).sum() == 2
     counter.clear()
     count(counter, 2)
     assert counter.total(0) == 2
 
 
-def test_more_processes_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_with_more_processes_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_counters, '_is_alive', lambda pid, own: True)
     counter = counters()
     count(counter, 5)

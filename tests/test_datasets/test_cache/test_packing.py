@@ -1,4 +1,4 @@
-"""Bytes and back: the same values, and arrays that are not copied."""
+"""Unpacked samples equal packed ones, and large arrays are views."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARRAYS = dict(
 
 
 @pytest.mark.parametrize('name', list(ARRAYS))
-def test_arrays(name: str) -> None:
+def test_arrays_survive_packing(name: str) -> None:
     array = ARRAYS[name]
     row = row_of(dict(before='x' * 77, array=array, again=array))
     assert len(row) % 64 == 0
@@ -49,11 +49,11 @@ def test_large_arrays_are_aligned_views() -> None:
 
 
 @pytest.mark.parametrize('name', list(tensors()))
-def test_tensors_get_memory_of_their_own(name: str) -> None:
+def test_tensors_are_writable_copies(name: str) -> None:
     tensor = tensors()[name]
     found = unpack(row_of([tensor]))[0]
     assert found.dtype == tensor.dtype
     assert found.requires_grad == tensor.requires_grad
     assert torch.equal(found.nan_to_num(), tensor.nan_to_num())
     if found.numel():
-        found.detach().zero_()  # would be the end of this process, were it read-only
+        found.detach().zero_()  # a segmentation fault on read-only memory

@@ -1,4 +1,4 @@
-"""Nothing goes wrong in silence when images are read and written."""
+"""Failures to read and write images are errors that name the file."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import cv2
 import numpy as np
 import pytest
 
-from mmtempo.datasets.images.decode import decode, read_file, write_image
+from mmtempo.datasets.images.decode import decode, jpeg_size, read_file, write_image
 from mmtempo.datasets.images.errors import BadSampleError
 
 IMAGE = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3)
 
 
 @pytest.mark.parametrize('name', ['a.png', 'Ünïcode 图像.png'])
-def test_round_trip_under_any_name(tmp_path: Path, name: str) -> None:
+def test_written_image_is_read_under_any_name(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
     write_image(path, IMAGE)
     image = decode(read_file(path, 'image'), cv2.IMREAD_COLOR, path, 'image')
     np.testing.assert_array_equal(image, IMAGE)
 
 
-def test_writing_says_why_it_failed(tmp_path: Path) -> None:
+def test_failed_write_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match='gone'):
         write_image(str(tmp_path / 'gone/a.png'), IMAGE)
 
@@ -34,7 +34,7 @@ def test_missing_file_is_a_bad_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('suffix', ['.png', '.jpg'])
 @pytest.mark.parametrize('share', [0.1, 0.5, 0.99])
-def test_truncation_is_seen_at_any_length(tmp_path: Path, suffix: str, share: float) -> None:
+def test_truncated_file_is_a_bad_sample(tmp_path: Path, suffix: str, share: float) -> None:
     path = tmp_path / f'a{suffix}'
     noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8)
     write_image(str(path), noise)
@@ -44,7 +44,7 @@ def test_truncation_is_seen_at_any_length(tmp_path: Path, suffix: str, share: fl
         read_file(str(path), 'image')
 
 
-def test_padding_after_the_end_is_no_truncation(tmp_path: Path) -> None:
+def test_padding_is_no_truncation(tmp_path: Path) -> None:
     path = tmp_path / 'a.jpg'
     write_image(str(path), IMAGE)
     path.write_bytes(path.read_bytes() + bytes(512))
@@ -52,14 +52,14 @@ def test_padding_after_the_end_is_no_truncation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('suffix', ['.png', '.jpg'])
-def test_much_behind_the_end_is_no_truncation(tmp_path: Path, suffix: str) -> None:
+def test_long_padding_is_no_truncation(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f'a{suffix}'
     write_image(str(path), IMAGE)
     path.write_bytes(path.read_bytes() + bytes(5000))
     read_file(str(path), 'image')
 
 
-def test_the_end_of_a_preview_is_not_that_of_the_file(tmp_path: Path) -> None:
+def test_file_truncated_after_its_preview_is_a_bad_sample(tmp_path: Path) -> None:
     path = tmp_path / 'a.jpg'
     write_image(str(path), np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8))
     content = path.read_bytes()
@@ -70,3 +70,10 @@ def test_the_end_of_a_preview_is_not_that_of_the_file(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadSampleError, match='truncated after'):
         read_file(str(path), 'image')
+
+
+@pytest.mark.parametrize(
+    'content', [b'', b'\xff\xd8', b'\xff\xd8\xff\xe0', b'\xff\xd8' + bytes(40)]
+)
+def test_damaged_jpeg_header_has_no_size(content: bytes) -> None:
+    assert jpeg_size(content) is None

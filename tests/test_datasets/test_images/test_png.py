@@ -1,4 +1,4 @@
-"""Images decoded in less time are OpenCV's, and so are the failures."""
+"""Decoded images and failures equal those of OpenCV."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNCHANGED = cv2.IMREAD_UNCHANGED
 @pytest.fixture(params=[True, False], ids=['with', 'without'])
 def has_pyspng(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     if not request.param:
-        monkeypatch.setitem(sys.modules, 'pyspng', None)  # its import fails
+        monkeypatch.setitem(sys.modules, 'pyspng', None)  # makes its import fail
     png._pyspng.cache_clear()
     yield request.param
     png._pyspng.cache_clear()
@@ -65,7 +65,7 @@ def encoded(kind: str) -> bytes:
 
 
 def interlaced() -> bytes:
-    """Four pixels wide, one high: Adam7 then has passes of 1, 1 and 2 pixels."""
+    """Return an image of 4 x 1 pixels, of which Adam7 has passes of 1, 1 and 2 pixels."""
     row = COLOURS[0, :4].tobytes()
     passes = b''.join(b'\0' + part for part in (row[:3], row[6:9], row[3:6] + row[9:12]))
     header = struct.pack('>IIBBBBB', 4, 1, 8, 2, 0, 0, 1)
@@ -100,21 +100,21 @@ def check(content: bytes, flags: int, taken: bool) -> None:
         *((kind, set()) for kind in ('bits', '16 bits', 'turned')),
     ],
 )
-def test_images_are_those_of_opencv(kind: str, ours: set, flags: int, has_pyspng: bool) -> None:
+def test_images_equal_those_of_opencv(kind: str, ours: set, flags: int, has_pyspng: bool) -> None:
     check(encoded(kind), flags, flags in ours)
 
 
 @pytest.mark.parametrize('filters', ['1', '0', '01234', '2', '34'])
 @pytest.mark.parametrize('size', [(50, 61), (1, 1), (1, 7), (7, 1)])
 @pytest.mark.parametrize('channels', [1, 3])
-def test_all_kinds_of_rows(
+def test_all_row_filters_equal_opencv(
     channels: int, size: tuple[int, int], filters: str, has_pyspng: bool
 ) -> None:
-    """Whatever the bytes are, they are the differences of some image."""
+    """Any bytes are the filtered rows of some image."""
     check(of_rows(size, channels, filters), UNCHANGED, taken=True)
 
 
-def test_rows_that_no_kind_is_known_of_are_left_to_opencv(has_pyspng: bool) -> None:
+def test_unknown_row_filters_are_left_to_opencv(has_pyspng: bool) -> None:
     for channels in (1, 3):
         content = of_rows((4, 5), channels, '15')
         assert decode_png(content, UNCHANGED) is None
@@ -122,7 +122,7 @@ def test_rows_that_no_kind_is_known_of_are_left_to_opencv(has_pyspng: bool) -> N
             decode(content, FLAGS, 'a.png', 'image')
 
 
-def test_the_pixels_may_come_in_several_chunks(has_pyspng: bool) -> None:
+def test_pixels_in_several_chunks(has_pyspng: bool) -> None:
     check(of_rows((50, 61), 3, '01234', chunks=7), UNCHANGED, taken=True)
 
 
@@ -144,7 +144,7 @@ def test_interlaced_images_are_left_to_opencv(has_pyspng: bool) -> None:
     np.testing.assert_array_equal(decode(content, FLAGS, '', '')[..., ::-1], COLOURS[:1, :4])
 
 
-def spoilt(content: bytes, how: str) -> bytes:
+def damaged(content: bytes, how: str) -> bytes:
     middle = len(content) // 2
     if how == 'cut':
         return content[:middle]
@@ -156,7 +156,7 @@ def spoilt(content: bytes, how: str) -> bytes:
             data = zlib.compress(bytes(1 + COLOURS[0].nbytes))
         elif how == 'no pixels':
             data = b''
-        else:  # what follows on the pixels: OpenCV does without
+        else:  # the end of the stream, which OpenCV does not need
             data = data[:-4] if how == 'no end' else data[:-1] + b'!'
         return content[:33] + chunk(b'IDAT', data) + chunk(b'IEND', b'')
     return {'empty': b'', 'signature': content[:8], 'header': content[:33]}[how]
@@ -165,27 +165,27 @@ def spoilt(content: bytes, how: str) -> bytes:
 @pytest.mark.parametrize(
     'how', ['cut', 'bit', 'rows missing', 'no pixels', 'empty', 'signature', 'header']
 )
-def test_spoilt_files_fail_the_same_way(how: str, has_pyspng: bool) -> None:
-    content = spoilt(encoded('colours'), how)
+def test_damaged_files_fail_as_with_opencv(how: str, has_pyspng: bool) -> None:
+    content = damaged(encoded('colours'), how)
     message = f'image a.png: not a readable image .{len(content)} bytes'
     with pytest.raises(BadSampleError, match=message):
         decode(content, FLAGS, 'a.png', 'image')
 
 
 @pytest.mark.parametrize('how', ['no end', 'sum'])
-def test_what_is_doubtful_is_left_to_opencv(how: str, has_pyspng: bool) -> None:
-    content = spoilt(encoded('colours'), how)
+def test_incomplete_checksums_are_left_to_opencv(how: str, has_pyspng: bool) -> None:
+    content = damaged(encoded('colours'), how)
     assert decode_png(content, FLAGS) is None
 
 
-def test_no_memory_is_asked_for_that_a_header_makes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_size_is_checked_before_decompression(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(png, 'zlib_ng', None)
     header = chunk(b'IHDR', struct.pack('>IIBBBBB', 1 << 20, 1 << 20, 8, 2, 0, 0, 0))
     assert decode_png(encoded('colours')[:8] + header + encoded('colours')[33:], FLAGS) is None
 
 
-def test_pyspng_is_used_for_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels are counted by threads, which it would make wait."""
+def test_pyspng_is_not_used_for_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the GIL, and threads count labels."""
     calls = []
     load_png = pyspng.load
     monkeypatch.setattr(pyspng, 'load', lambda content: calls.append(1) or load_png(content))

@@ -1,4 +1,7 @@
-"""A camera image decoded at a fraction of its size has the calibration of the full one."""
+"""A camera image decoded at a fraction of its size has the calibration of the full one.
+
+Tests `LoadCameraImage` over `images.decode.decode_reduced`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def sample(folder: Path, suffix: str = 'jpg') -> dict:
 
 
 @pytest.mark.parametrize('scale', [(80, 48), (41, 25), (33, 20), (20, 12)])
-def test_pixels_see_what_they_saw(tmp_path: Path, scale: tuple[int, int]) -> None:
+def test_calibration_matches_after_resize(tmp_path: Path, scale: tuple[int, int]) -> None:
     resize = BEVResize(scale=scale)
     full = resize(LoadCameraImage()(sample(tmp_path)))
     loaded = LoadCameraImage(reduce_to=scale)(sample(tmp_path))
@@ -35,14 +38,14 @@ def test_pixels_see_what_they_saw(tmp_path: Path, scale: tuple[int, int]) -> Non
     np.testing.assert_allclose(ours.intrinsics, theirs.intrinsics, rtol=1e-12)
     np.testing.assert_array_equal(ours.native_intrinsics, theirs.native_intrinsics)
     assert ours.size == theirs.size == scale
-    # A ramp keeps its place under any filter, as long as pixel centres do.
+    # Any filter keeps a ramp in place, as long as pixel centres match.
     error = reduced['img'].astype(float)[1:-1, 1:-1] - full['img'][1:-1, 1:-1]
     assert np.abs(error).max() <= 4
     assert np.abs(error.mean((0, 1))).max() < 0.5
 
 
 @pytest.mark.parametrize(('suffix', 'reduce_to'), [('png', (20, 12)), ('jpg', (81, 48))])
-def test_decoded_in_full_where_it_must_be(
+def test_other_formats_and_larger_minimums_are_decoded_in_full(
     tmp_path: Path, suffix: str, reduce_to: tuple[int, int]
 ) -> None:
     full = LoadCameraImage()(sample(tmp_path, suffix))
@@ -52,7 +55,7 @@ def test_decoded_in_full_where_it_must_be(
     assert results['ori_shape'] == results['img_shape'] == (96, 160)
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_truncated_file_is_a_bad_sample(tmp_path: Path) -> None:
     results = sample(tmp_path)
     path = Path(results['img_path'])
     path.write_bytes(path.read_bytes()[:-20])
@@ -60,6 +63,6 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         LoadCameraImage(reduce_to=(20, 12))(results)
 
 
-def test_mistakes() -> None:
+def test_wrong_reduce_to_is_refused() -> None:
     with pytest.raises(ValueError, match='LoadCameraImage.reduce_to must be .* found 400'):
         LoadCameraImage(reduce_to=400)  # type: ignore[arg-type]

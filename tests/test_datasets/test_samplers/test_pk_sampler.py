@@ -1,50 +1,19 @@
-"""P identities with K samples each, drawn from metadata that is read once."""
+"""Batches of P identities with K samples each, drawn from metadata that is read once."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from mmengine.dataset import BaseDataset
 from mmengine.registry import DATA_SAMPLERS, FUNCTIONS
 from torch.utils.data import DataLoader
 
 from mmtempo.datasets.samplers import epoch_sampler, pk_sampler
-from mmtempo.datasets.samplers.identity_pools import endless_identities
 from mmtempo.datasets.samplers.pk_sampler import PKSampler
-
-
-class Gallery(BaseDataset):
-    """Samples of so many identities; their pipeline must not be run."""
-
-    def __init__(self, infos: list[dict], serialize: bool = False) -> None:
-        self.infos, self.reads = infos, 0
-        super().__init__(serialize_data=serialize, pipeline=[self._never])
-
-    def _never(self, results: dict) -> dict:
-        raise AssertionError('the pipeline was run')
-
-    def load_data_list(self) -> list[dict]:
-        return list(self.infos)
-
-    def get_data_info(self, idx: int) -> dict:
-        self.reads += 1
-        return super().get_data_info(idx)
-
-
-def gallery(sizes: list[int], modality: Any = None, seed: int = 0) -> Gallery:
-    """Of the sizes given; in an order that does not tell who is who."""
-    infos = [
-        dict(identity=f'id{person}', modality=modality(person, number) if modality else 'rgb')
-        for person, size in enumerate(sizes)
-        for number in range(size)
-    ]
-    random.Random(seed).shuffle(infos)
-    return Gallery(infos)
+from tests.testing.galleries import Columns, Gallery, gallery
 
 
 def batches_of(sampler: PKSampler) -> list[np.ndarray]:
@@ -63,9 +32,10 @@ def process(monkeypatch: pytest.MonkeyPatch, rank: int, count: int) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    said: list[str] = []
-    monkeypatch.setattr(pk_sampler, 'print_log', lambda line, **_: said.append(line))
-    return said
+    """Return the log lines of the sampler from here on."""
+    logged: list[str] = []
+    monkeypatch.setattr(pk_sampler, 'print_log', lambda line, **_: logged.append(line))
+    return logged
 
 
 def check_batches(batches: list[np.ndarray], identities: np.ndarray) -> None:
@@ -86,7 +56,7 @@ def test_each_batch_has_p_identities_with_k_samples() -> None:
     check_batches(batches, column(dataset, 'identity'))
 
 
-def test_metadata_is_read_once_and_the_pipeline_never() -> None:
+def test_metadata_is_read_once_without_the_pipeline() -> None:
     dataset = gallery([6] * 6)
     sampler = PKSampler(dataset, identities=2, instances=3, seed=0)
     assert dataset.reads == 36
@@ -96,8 +66,8 @@ def test_metadata_is_read_once_and_the_pipeline_never() -> None:
     assert dataset.reads == 36
 
 
-def test_a_batch_costs_the_same_in_a_large_data_set() -> None:
-    """Reads of the arrays, per batch: of the drawn identities only."""
+def test_cost_of_a_batch_does_not_grow_with_the_data_set() -> None:
+    """Only samples of the drawn identities are read."""
 
     class Counting(list):
         drawn = 0
@@ -135,13 +105,7 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert len({tuple(order(*key)) for key in [(3, 0), (3, 1), (4, 0), (13, 0), (1, 30)]}) == 5
 
 
-def test_without_a_seed_the_processes_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_sampler, 'sync_random_seed', lambda: 11)
-    dataset = gallery([6] * 10)
-    assert list(PKSampler(dataset, 4, 2)) == list(PKSampler(dataset, 4, 2, seed=11))
-
-
-def test_processes_share_the_batches_and_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_take_turns_and_share_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = gallery([5] * 26)
     people = column(dataset, 'identity')
     alone = batches_of(PKSampler(dataset, identities=3, instances=2, seed=2))
@@ -156,17 +120,17 @@ def test_processes_share_the_batches_and_no_identity(monkeypatch: pytest.MonkeyP
         seen = [name for rows in at_once for name in set(people[rows].ravel())]
         assert len(seen) == len(set(seen)) == 12
         for rank, rows in enumerate(at_once):
-            if 4 * step + rank < len(alone):  # the order does not depend on how many they are
+            if 4 * step + rank < len(alone):  # the order does not depend on their number
                 assert (rows == alone[4 * step + rank]).all()
 
 
-def test_all_processes_have_equally_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_processes_have_the_same_number_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = set()
     for rank in range(3):
         process(monkeypatch, rank, 3)
         sampler = PKSampler(gallery([4] * 5), identities=2, instances=2, seed=0)
         lengths |= {len(sampler), len(list(sampler))}
-    assert lengths == {8}  # 5 batches; a sixth makes it even
+    assert lengths == {8}  # 5 batches, and a sixth for equal shares
 
 
 def test_identities_are_drawn_equally_often_and_samples_too() -> None:
@@ -180,18 +144,6 @@ def test_identities_are_drawn_equally_often_and_samples_too() -> None:
     for name in set(people):
         often = [drawn[int(index)] for index in np.flatnonzero(people == name)]
         assert max(often) - min(often) <= 1 + (max(often) > 1)
-
-
-@pytest.mark.parametrize(('count', 'distinct'), [(1, 1), (2, 1), (5, 5), (7, 2), (7, 6), (40, 8)])
-def test_no_identity_comes_again_too_soon(count: int, distinct: int) -> None:
-    order = endless_identities(count, distinct, random.Random(0))
-    drawn = [next(order) for _ in range(20 * count)]
-    assert set(Counter(drawn).values()) == {20}
-    window = min(max(distinct, count // 2 + 1), count)
-    for start in range(len(drawn) - window):
-        assert len(set(drawn[start : start + window])) == window
-    if count == 40:
-        assert drawn[:40] != drawn[40:80] != drawn[80:120]
 
 
 def test_required_modalities_are_in_each_identity_of_each_batch(lines: list[str]) -> None:
@@ -210,20 +162,20 @@ def test_required_modalities_are_in_each_identity_of_each_batch(lines: list[str]
     used = {name for rows in batches for name in people[rows].ravel()}
     assert used == {f'id{n}' for n in range(10)} - {'id3', 'id4'}
     assert len(sampler) == 72 // 12 * 12
-    assert '8 of 10 identities (80.0%) can be used, with 72 samples' in lines[0]
+    assert '8 of 10 identities (80 %) can be used, with 72 samples' in lines[0]
     assert "left out: 2 without 'ir'" in lines[0]
     assert len(lines) == 1
 
 
-def test_preferred_modalities_are_used_where_there_are_any() -> None:
+def test_preferred_modalities_are_used_where_available() -> None:
     def modality(person: int, number: int) -> list[str]:
-        if person == 0:  # many complete ones
+        if person == 0:  # many complete samples
             return ['rgb', 'ir', 'text'] if number < 5 else ['rgb']
-        if person == 1:  # one complete one
+        if person == 1:  # one complete sample
             return ['rgb', 'ir', 'text'] if number == 0 else ['rgb', 'ir']
-        if person == 2:  # complete between them
+        if person == 2:  # complete in combination
             return [['rgb'], ['ir'], ['text'], ['rgb'], ['rgb'], ['rgb']][number % 6]
-        return ['rgb']  # nothing to prefer
+        return ['rgb']  # no preferred modality
 
     dataset = gallery([12] * 4, modality)
     sampler = PKSampler(
@@ -241,7 +193,7 @@ def test_preferred_modalities_are_used_where_there_are_any() -> None:
             assert together == ({'rgb'} if person == 'id3' else {'rgb', 'ir', 'text'})
 
 
-def test_no_place_is_spent_on_what_is_there_already() -> None:
+def test_present_modalities_are_not_drawn_again() -> None:
     dataset = gallery([12] * 4, lambda person, number: [['rgb', 'ir'], ['text']][number % 2])
     sampler = PKSampler(
         dataset, 2, 2, modality_key='modality', required=['rgb'], preferred=['ir', 'text'], seed=0
@@ -252,16 +204,16 @@ def test_no_place_is_spent_on_what_is_there_already() -> None:
             assert sorted(together) == ['ir', 'rgb', 'text']
 
 
-def test_samples_that_meet_differ_from_epoch_to_epoch() -> None:
+def test_samples_of_an_identity_are_combined_freely() -> None:
     sampler = PKSampler(gallery([6] * 4), identities=2, instances=3, seed=0)
     meetings = set()
     for epoch in range(20):
         sampler.set_epoch(epoch)
         meetings |= {frozenset(row.tolist()) for rows in batches_of(sampler) for row in rows}
-    assert len(meetings) > 60  # of 80 that there can be
+    assert len(meetings) > 60  # of 80 possible ones
 
 
-def test_what_is_required_goes_before_what_is_preferred() -> None:
+def test_required_modalities_precede_preferred_ones() -> None:
     dataset = gallery([12] * 4, lambda person, number: ['rgb', 'ir', 'text'][number % 3])
     sampler = PKSampler(
         dataset, 2, 2, modality_key='modality', required=['text', 'ir'], preferred=['rgb'], seed=0
@@ -271,10 +223,10 @@ def test_what_is_required_goes_before_what_is_preferred() -> None:
         assert all(set(modalities[row]) == {'text', 'ir'} for row in rows)
 
 
-def test_small_identities_repeat_samples_and_it_is_said(lines: list[str]) -> None:
+def test_repeats_of_small_identities_are_counted_and_logged(lines: list[str]) -> None:
     dataset = gallery([1, 3, 8, 8])
     sampler = PKSampler(dataset, identities=4, instances=4, seed=0)
-    assert '2 of them have fewer than 4 samples' in lines[0]
+    assert 'usable identities with fewer than 4 samples: 2;' in lines[0]
     batches = batches_of(sampler)
     people = column(dataset, 'identity')
     for rows in batches:
@@ -283,11 +235,11 @@ def test_small_identities_repeat_samples_and_it_is_said(lines: list[str]) -> Non
             assert often == {'id0': [4], 'id1': [1, 1, 2]}.get(people[row[0]], [1] * 4)
     assert sampler.repeats == pk_sampler.Repeats(visits=4, short_visits=2, repeated=4)
     assert lines[1:] == [
-        'PKSampler, epoch 0: 2 of 4 times (50.0%) an identity had fewer than 4 samples; '
-        '4 samples were drawn again'
+        'PKSampler: epoch 0 drew 2 of 4 identities (50 %) with fewer than 4 samples; '
+        '4 samples were drawn repeatedly'
     ]
     list(sampler)
-    assert sampler.repeats.visits == 4  # of the epoch alone
+    assert sampler.repeats.visits == 4  # of the current epoch only
 
 
 def test_samples_without_an_identity_are_left_out() -> None:
@@ -306,23 +258,10 @@ def test_resumes_at_a_whole_batch(start: int) -> None:
     whole = list(sampler)
     sampler.skip(start)
     assert list(sampler) == whole[-(-start // 6) * 6 :]
-    assert list(sampler) == whole  # the next one is a whole epoch again
+    assert list(sampler) == whole  # the next epoch is complete
 
 
-def test_skips_whole_epochs_as_the_iteration_loop_of_onedl_asks() -> None:
-    dataset = gallery([4] * 8)
-    sampler = PKSampler(dataset, identities=3, instances=2, seed=0)
-    assert len(sampler) == 30
-    sampler.skip(2 * 30 + 12)
-    expected = PKSampler(dataset, identities=3, instances=2, seed=0)
-    expected.set_epoch(2)
-    assert list(sampler) == list(expected)[12:]
-    sampler.set_epoch(1)
-    expected.set_epoch(3)
-    assert list(sampler) == list(expected)
-
-
-def test_in_a_loader() -> None:
+def test_loader_batches_are_those_of_the_sampler() -> None:
     dataset = gallery([6] * 6)
     sampler = PKSampler(dataset, identities=3, instances=2, seed=0)
     sampler.check_batch_size(6)
@@ -341,20 +280,7 @@ def person_of(info: dict, prefix: str = '') -> str:
     return prefix + info['path'].split('/')[0]
 
 
-class Columns:
-    """A data set that has columns at hand."""
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return 12
-
-    def get_data_column(self, key: str) -> Any:
-        return self.columns.get(key)
-
-
-def test_ways_to_say_who_a_sample_is() -> None:
+def test_identity_sources_give_the_same_order() -> None:
     infos = [dict(path=f'{n % 3}/{n}.jpg', identity=n % 3) for n in range(12)]
     expected = list(PKSampler(Gallery(infos), 2, 2, seed=0))
     for source in (person_of, dict(type='person_of_path'), dict(type=person_of, prefix='x')):
@@ -364,7 +290,7 @@ def test_ways_to_say_who_a_sample_is() -> None:
         assert list(PKSampler(dataset, 2, 2, 'pid', seed=0)) == expected
 
 
-def test_modalities_may_be_a_dict_of_files() -> None:
+def test_modalities_from_a_dict_of_files() -> None:
     infos = [
         dict(identity=n % 3, files=dict(rgb='a.jpg', ir='b.jpg' if n < 6 else None, text=False))
         for n in range(12)
@@ -372,7 +298,9 @@ def test_modalities_may_be_a_dict_of_files() -> None:
     options: dict = dict(identities=2, instances=2, modality_key='files', seed=0)
     sampler = PKSampler(Gallery(infos), preferred=['ir'], **options)
     assert set(sampler) == set(range(6))
-    with pytest.raises(ValueError, match=r"'text' .*by modality: 'rgb' \(12\), 'ir' \(6\)"):
+    with pytest.raises(
+        ValueError, match=r"modality 'text'; found .*by modality.: 'rgb' \(12\), 'ir' \(6\)"
+    ):
         PKSampler(Gallery(infos), required=['text'], **options)
 
 
@@ -385,14 +313,18 @@ def test_modalities_may_be_a_dict_of_files() -> None:
         (dict(seed=-1), ValueError, 'seed must be None or an integer of 0 or more, found -1'),
         (dict(identity_key='pid'), ValueError, r"sample 0 has no 'pid'.* identity, modality"),
         (dict(identity_key=3), TypeError, 'identity_key must be a key of the data info'),
-        (dict(identity_key=dict(type='nobody')), ValueError, "'nobody' is not registered"),
-        (dict(identity_key=np.array), TypeError, 'identity of sample 0 is a ndarray'),
+        (dict(identity_key=dict(type='missing')), ValueError, "'missing' is not registered"),
+        (
+            dict(identity_key=np.array),
+            TypeError,
+            'must be an integer or a string, found ndarray in sample 0',
+        ),
         (dict(required=['rgb']), ValueError, 'modality_key is missing'),
         (dict(required='rgb'), TypeError, "required must be a list of names, found 'rgb'"),
         (
             dict(required=['rgb', 'ir', 'text'], modality_key='modality'),
             ValueError,
-            'names 3 modalities, for which instances=2',
+            'must name at most instances=2 modalities, found 3',
         ),
         (
             dict(required=['rgb', 'ir'], modality_key='modality', identities=3),
@@ -402,24 +334,11 @@ def test_modalities_may_be_a_dict_of_files() -> None:
         (
             dict(required=['rgb'], modality_key=len),
             TypeError,
-            'modalities of sample 0 are a int',
+            'modalities must be .* found int in sample 0',
         ),
     ],
 )
-def test_mistakes(options: dict, error: type[Exception], message: str) -> None:
+def test_wrong_arguments_are_refused(options: dict, error: type[Exception], message: str) -> None:
     dataset = gallery([4] * 4, lambda person, number: 'ir' if person < 2 and number else 'rgb')
     with pytest.raises(error, match=message):
         PKSampler(dataset, **{**dict(identities=2, instances=2, seed=0), **options})
-
-
-def test_data_sets_that_tell_nothing() -> None:
-    with pytest.raises(TypeError, match='neither get_data_info.*nor get_data_column'):
-        PKSampler(torch.arange(12), 2, 2, seed=0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match='neither get_data_info'):
-        PKSampler(Columns({}), 2, 2, seed=0)
-    with pytest.raises(ValueError, match='gave 3 values for 12 samples'):
-        PKSampler(Columns(dict(identity=[1, 2, 3])), 2, 2, seed=0)
-    with pytest.raises(ValueError, match='the data set is empty'):
-        PKSampler([], 2, 2, seed=0)
-    with pytest.raises(ValueError, match='must not be negative'):
-        PKSampler(gallery([4] * 4), 2, 2, seed=0).skip(-1)

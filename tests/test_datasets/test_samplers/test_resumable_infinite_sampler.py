@@ -1,4 +1,4 @@
-"""An order that is a function of (seed, epoch): the first epoch is stock's."""
+"""The order is a function of (seed, epoch), and the first epoch equals that of stock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from mmengine.dataset import InfiniteSampler
 
-from mmtempo.loaders import ResumableInfiniteSampler
+from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
 
 
 def first(sampler: Any, count: int) -> list[int]:
@@ -23,7 +23,7 @@ def of_rank(rank: int, processes: int, size: int = 10) -> ResumableInfiniteSampl
 
 
 @pytest.mark.parametrize('shuffle', [True, False])
-def test_the_first_epoch_is_that_of_stock(shuffle: bool) -> None:
+def test_first_epoch_equals_that_of_stock(shuffle: bool) -> None:
     options: dict[str, Any] = dict(shuffle=shuffle, seed=5)
     ours = ResumableInfiniteSampler(range(10), **options)
     assert first(ours, 10) == first(InfiniteSampler(range(10), **options), 10)
@@ -40,7 +40,7 @@ def test_each_epoch_is_another_permutation() -> None:
     )
 
 
-def test_skipping_makes_one_permutation_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_computes_one_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = first(ResumableInfiniteSampler(range(10), seed=5), 140)
     made = []
     original = torch.randperm
@@ -49,7 +49,7 @@ def test_skipping_makes_one_permutation_only(monkeypatch: pytest.MonkeyPatch) ->
     sampler.skip(133)
     assert first(sampler, 7) == whole[133:]
     assert len(made) == 1
-    assert first(sampler, 7) == whole[133:]  # begun again
+    assert first(sampler, 7) == whole[133:]  # each iterator starts at the skipped position
     sampler.skip(10**12)
     assert sorted(first(sampler, 10)) == list(range(10))
 
@@ -64,7 +64,7 @@ def test_processes_take_turns(processes: int) -> None:
         assert first(sampler, 7) == whole[rank::processes][5:12]
 
 
-def test_mistakes() -> None:
+def test_empty_dataset_and_negative_skip_are_refused() -> None:
     with pytest.raises(ValueError, match='the data set is empty'):
         ResumableInfiniteSampler([])
     with pytest.raises(ValueError, match='must not be negative, found -1'):

@@ -1,4 +1,4 @@
-"""Tables of bytes, and the arithmetic that stands for them."""
+"""Arithmetic on bytes equals the tables that it replaces."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from mmtempo.datasets.transforms import byte_ops
 from mmtempo.datasets.transforms.byte_ops import BYTES, adding, look_up, multiplying
 
-# Of no round size: what is left over behind OpenCV's vectors is computed in another way.
+# Not a multiple of OpenCV's vector size, after which it computes the rest differently.
 IMAGE = np.random.default_rng(0).permutation(np.tile(BYTES, 27)).reshape(48, 48, 3)
 
 
 def product(factor: float) -> np.ndarray:
-    """As stock multiplies."""
+    """Multiply as stock does."""
     return np.clip(BYTES.astype(np.float32) * factor, 0, 255).astype(np.uint8)
 
 
 @pytest.fixture
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """Tables that were looked up."""
+    """Return the tables that are looked up from here on."""
     found: list[np.ndarray] = []
     lut = cv2.LUT
 
@@ -35,12 +35,12 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 
 def sums(beta: float) -> np.ndarray:
-    """As stock adds."""
+    """Add as stock does."""
     return np.clip(BYTES.astype(np.float32) + beta, 0, 255).astype(np.uint8)
 
 
 def check(change: byte_ops.ByteOp, table: np.ndarray, image: np.ndarray) -> None:
-    """That it is what the table says, made in other memory, and in place."""
+    """Check a function against its table, with separate output and in place."""
     expected = table[image]
     out = np.empty_like(image)
     change(image, out)
@@ -78,7 +78,9 @@ def test_product_just_below_a_whole_number_is_truncated(looked_up: list[np.ndarr
 
 
 @pytest.mark.parametrize('limits', [(0.5, 1.5), (0.0, 5.0), (0.0, 300.0)])
-def test_products_of_any_factor(limits: tuple[float, float], looked_up: list[np.ndarray]) -> None:
+def test_products_of_any_factor_equal_the_table(
+    limits: tuple[float, float], looked_up: list[np.ndarray]
+) -> None:
     factors = np.random.default_rng(0).uniform(*limits, 3000).tolist()
     for factor in factors:
         check(multiplying(factor, partial(product, factor)), product(factor), IMAGE.copy())
@@ -92,16 +94,16 @@ def test_sum_near_a_whole_number_is_looked_up(looked_up: list[np.ndarray]) -> No
     assert len(looked_up) == 64 * 4 * 2
 
 
-def test_below_zero_is_looked_up(looked_up: list[np.ndarray]) -> None:
+def test_negative_factor_is_looked_up(looked_up: list[np.ndarray]) -> None:
     check(multiplying(-0.3, partial(product, -0.3)), product(-0.3), IMAGE.copy())
     assert looked_up
 
 
-def test_table_of_sums_is_made_for_looking_up_only() -> None:
+def test_table_of_sums_is_computed_for_lookups_only() -> None:
     adding(-3.2, pytest.fail)
 
 
 @pytest.mark.parametrize('shape', [(4, 6), (4, 6, 1), (4, 6, 3)])
-def test_looking_up_keeps_the_shape(shape: tuple[int, ...]) -> None:
+def test_lookup_keeps_the_shape(shape: tuple[int, ...]) -> None:
     values = IMAGE.ravel()[: int(np.prod(shape))].reshape(shape)
     np.testing.assert_array_equal(look_up(values, 255 - BYTES), 255 - values)

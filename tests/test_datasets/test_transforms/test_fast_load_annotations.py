@@ -1,4 +1,4 @@
-"""The same labels as stock's, whatever the file."""
+"""Labels equal those of stock for every kind of file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmtempo.datasets.transforms.fast_load_annotations import FastLoadAnnotation
 from tests.testing.transforms_against_stock import labels
 
 VALUES = labels(classes=30)
-VALUES[0] = np.arange(64) * 4  # of all sizes
+VALUES[0] = np.arange(64) * 4  # the whole range
 VALUES[1, :2] = 254, 255
 
 
@@ -72,21 +72,19 @@ def save(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     'kind', ['grey', 'palette', 'bits', '16 bits', 'colours', 'transparent', 'tiff', 'bmp']
 )
-def test_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+def test_labels_of_every_file_kind_equal_stock(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f'a.{kind if kind in ("tiff", "bmp") else "png"}'
     save(path, kind)
     check(path)
     check(path, dict(imdecode_backend='cv2'))
 
 
-def test_written_by_opencv(tmp_path: Path) -> None:
+def test_labels_written_by_opencv(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / 'a.png'), VALUES)
     np.testing.assert_array_equal(check(tmp_path / 'a.png'), VALUES)
 
 
-def test_pillow_is_asked_only_where_it_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pillow_is_used_for_palettes_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     decode = mmcv_image.io.Image.open
     monkeypatch.setattr(mmcv_image.io.Image, 'open', lambda file: asked.append(1) or decode(file))
@@ -96,7 +94,7 @@ def test_pillow_is_asked_only_where_it_is_needed(
         assert len(asked) == times
 
 
-def test_through_a_backend(path: Path) -> None:
+def test_labels_from_a_file_backend(path: Path) -> None:
     check(path, dict(backend_args=dict(backend='local')))
 
 
@@ -114,14 +112,16 @@ def test_bad_files_are_named(path: Path) -> None:
         load(results_of(path))
 
 
-def test_two_ways_of_zero_are_a_mistake(path: Path) -> None:
+def test_contradicting_reduce_zero_label_is_refused(path: Path) -> None:
     with pytest.warns(UserWarning, match='deprecated'):
         load = FastLoadAnnotations(reduce_zero_label=True)
-    with pytest.raises(ValueError, match='reduce_zero_label is True, but that of the data set is'):
+    with pytest.raises(
+        ValueError, match='reduce_zero_label must be False, as in the data set, found True'
+    ):
         load(results_of(path))
 
 
-def test_one_look_up_for_any_number_of_classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_map_costs_one_lookup(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = []
     look_up = fast_load_annotations.look_up
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Full images are stock's; reduced ones are near them, and their labels fit."""
+"""Full images equal those of stock; reduced ones are close to them, and their labels fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(path: Path, cls: type = FastLoadImageFromFile, **arguments: Any) -> dic
         dict(ignore_empty=True),
     ],
 )
-def test_is_what_stock_loads(path: Path, arguments: dict) -> None:
+def test_images_equal_those_of_stock(path: Path, arguments: dict) -> None:
     ours, stock = load(path, **arguments), load(path, LoadImageFromFile, **arguments)
     np.testing.assert_equal(ours, stock)
     assert ours['img'].dtype == stock['img'].dtype
@@ -74,11 +74,11 @@ def test_bad_files_are_named(path: Path) -> None:
         ((160, 96), (41, 10), 2),
         ((160, 96), (40, 24), 4),
         ((160, 96), (1, 1), 8),
-        ((160, 90), (1, 1), 2),  # 90 is no multiple of 4
+        ((160, 90), (1, 1), 2),  # 90 is not a multiple of 4
         ((161, 96), (1, 1), 1),
     ],
 )
-def test_no_smaller_than_asked_for(
+def test_reduced_images_keep_the_minimum_size(
     tmp_path: Path, size: tuple, reduce_to: tuple, factor: int
 ) -> None:
     path = tmp_path / 'a.jpg'
@@ -92,7 +92,7 @@ def test_no_smaller_than_asked_for(
 
 
 def natural(width: int, height: int) -> np.ndarray:
-    """Fine in its brightness, coarse in its colours, as most photographs are."""
+    """Return an image with fine brightness and coarse colours, like most photographs."""
     grey = picture(width, height)[..., :1].repeat(3, 2)
     colour = cv2.resize(picture(width // 32, height // 32), (width, height))
     return cv2.addWeighted(grey, 0.7, colour, 0.3, 0)
@@ -103,7 +103,7 @@ def natural(width: int, height: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ('draw', 'most', 'least_psnr'), [(natural, 0.3, 50), (picture, 3, 36)], ids=['natural', 'wild']
 )
-def test_reduced_is_near_the_mean_of_the_pixels(
+def test_reduced_image_is_close_to_the_mean_of_pixels(
     tmp_path: Path, factor: int, quality: int, draw: Any, most: float, least_psnr: float
 ) -> None:
     path = tmp_path / 'a.jpg'
@@ -142,7 +142,7 @@ def test_labels_fit_after_resizing(tmp_path: Path, scale: tuple, keep_ratio: boo
 
 
 @pytest.mark.parametrize('color_type', ['color', 'color_ignore_orientation'])
-def test_turned_by_its_exif_data(tmp_path: Path, color_type: str) -> None:
+def test_minimum_size_applies_after_exif_rotation(tmp_path: Path, color_type: str) -> None:
     path = tmp_path / 'a.jpg'
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter to the right
@@ -157,14 +157,7 @@ def test_turned_by_its_exif_data(tmp_path: Path, color_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    'content', [b'', b'\xff\xd8', b'\xff\xd8\xff\xe0', b'\xff\xd8' + bytes(40)]
-)
-def test_a_header_that_is_none(content: bytes) -> None:
-    assert jpeg_size(content) is None
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'says'),
+    ('arguments', 'message'),
     [
         (dict(reduce_to=(3,)), r'FastLoadImageFromFile.reduce_to must be .* found \(3,\)'),
         (dict(reduce_to=400), 'found 400'),
@@ -173,6 +166,6 @@ def test_a_header_that_is_none(content: bytes) -> None:
         (dict(reduce_to=(9, 5), imdecode_backend='pillow'), "found 'pillow' and 'color'"),
     ],
 )
-def test_mistakes(arguments: dict, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         FastLoadImageFromFile(**arguments)

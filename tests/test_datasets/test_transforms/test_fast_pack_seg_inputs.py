@@ -1,4 +1,4 @@
-"""The same as stock's, but for the type of the labels."""
+"""Packed samples equal those of stock, except for the type of the labels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(results: dict, packed: torch.dtype = torch.uint8, **arguments: tuple) 
     return ours
 
 
-def test_labels_stay_bytes() -> None:
+def test_byte_labels_stay_bytes() -> None:
     results = sample()
     results['gt_edge_map'] = (results['gt_seg_map'] == 1).astype(np.uint8)
     results['gt_depth_map'] = np.ones((48, 64), np.float32)
@@ -43,7 +43,7 @@ def test_labels_stay_bytes() -> None:
     check(results, meta_keys=('flip', 'ori_shape'))
 
 
-def test_without_labels_or_image() -> None:
+def test_samples_without_labels_or_image() -> None:
     results = sample()
     del results['gt_seg_map']
     assert 'gt_sem_seg' not in check(results)['data_samples']
@@ -53,17 +53,17 @@ def test_without_labels_or_image() -> None:
 
 
 @pytest.mark.parametrize('view', [np.s_[3:20, 5:30], np.s_[:, ::-1], np.s_[::2, ::3]])
-def test_what_is_packed_is_nobody_else_s(view: tuple) -> None:
+def test_packed_tensors_share_no_memory(view: tuple) -> None:
     results = sample()
     results = read_only({key: results[key] for key in ('img', 'gt_seg_map')})
     part = {key: value[view] for key, value in results.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter('error')  # of read-only memory in a tensor
+        warnings.simplefilter('error')  # about read-only memory in a tensor
         packed = FastPackSegInputs()(dict(part))
     label = packed['data_samples'].gt_sem_seg.data
     np.testing.assert_array_equal(label[0].numpy(), part['gt_seg_map'])
     np.testing.assert_array_equal(packed['inputs'].permute(1, 2, 0).numpy(), part['img'])
-    # No more than it needs, or all of the rest crosses to the training as well.
+    # No larger storage, or the worker would send all of it.
     assert label.untyped_storage().nbytes() == label.numel()
     assert packed['inputs'].untyped_storage().nbytes() == packed['inputs'].numel()
     for tensor in (label, packed['inputs']):
@@ -71,7 +71,7 @@ def test_what_is_packed_is_nobody_else_s(view: tuple) -> None:
             assert not np.shares_memory(tensor.numpy(), array)
 
 
-def test_what_the_collate_copies_needs_no_copy_here() -> None:
+def test_copy_false_leaves_the_copy_to_stack_collate() -> None:
     results = sample()
     packed = FastPackSegInputs(copy=False)(dict(results))
     stock = PackSegInputs()(dict(results))
@@ -89,13 +89,13 @@ def test_what_the_collate_copies_needs_no_copy_here() -> None:
 
 
 @pytest.mark.parametrize('view', [np.s_[3:20, 5:30], np.s_[:, ::-1], np.s_[:]])
-def test_what_may_not_be_written_or_has_gaps_is_copied(view: tuple) -> None:
+def test_copy_false_copies_read_only_and_strided_arrays(view: tuple) -> None:
     results = {key: sample()[key] for key in ('img', 'gt_seg_map')}
     part = {key: value[view] for key, value in results.items()}
     if view == np.s_[:]:
         read_only(part)
     with warnings.catch_warnings():
-        warnings.simplefilter('error')  # of read-only memory in a tensor
+        warnings.simplefilter('error')  # about read-only memory in a tensor
         packed = FastPackSegInputs(copy=False)(dict(part))
     label = packed['data_samples'].gt_sem_seg.data
     np.testing.assert_array_equal(packed['inputs'].permute(1, 2, 0).numpy(), part['img'])
@@ -105,7 +105,7 @@ def test_what_may_not_be_written_or_has_gaps_is_copied(view: tuple) -> None:
             assert not np.shares_memory(tensor.numpy(), array)
 
 
-def test_meta_information_is_nobody_else_s() -> None:
+def test_mutable_meta_information_is_copied() -> None:
     results = sample()
     values = dict(a=[1, [2]], b={'c': [3]}, d=(4, [5]), e=np.arange(3), f=None, g=(6, 'g', 0.5))
     results.update(values)

@@ -1,4 +1,4 @@
-"""Tables give what stock's float32 gives, to the bit."""
+"""Distorted images equal those of stock's float32 arithmetic to the bit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WIDE = dict(
 
 
 @pytest.mark.parametrize('arguments', [{}, WIDE], ids=['default', 'wide'])
-def test_is_what_stock_makes(arguments: dict) -> None:
+def test_images_equal_those_of_stock(arguments: dict) -> None:
     ours, stock = FastPhotoMetricDistortion(**arguments), PhotoMetricDistortion(**arguments)
-    for seed in range(96):  # of 32 ways to draw, most several times
+    for seed in range(96):  # most of the 32 combinations of steps, several times
         results = sample(seed)
         same(run(ours, results, seed), run(stock, results, seed))
 
 
-def test_every_colour_is_what_stock_makes() -> None:
+def test_all_colours_equal_those_of_stock() -> None:
     levels = np.arange(0, 256, 5, dtype=np.uint8)
     colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(52, -1, 3)
     ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
@@ -33,17 +33,17 @@ def test_every_colour_is_what_stock_makes() -> None:
         same(run(ours, dict(img=colours), seed), run(stock, dict(img=colours), seed))
 
 
-def test_hues_turn_and_all_else_stays() -> None:
+def test_hue_shift_changes_hues_only() -> None:
     hues, others = np.meshgrid(np.arange(180), (0, 3, 76, 77, 180, 255), indexing='ij')
     hsv = np.stack([hues, others, others[:, ::-1]], -1).astype(np.uint8)
     for shift in range(-190, 191):
         turned = hsv.copy()
-        fast_photometric_distortion._turn(shift, turned)
+        fast_photometric_distortion._shift_hue(shift, turned)
         np.testing.assert_array_equal(turned[..., 0], (hues + shift) % 180)
         np.testing.assert_array_equal(turned[..., 1:], hsv[..., 1:])
 
 
-def test_rounded_less_often_it_is_nearly_what_stock_makes() -> None:
+def test_inexact_images_are_close_to_those_of_stock() -> None:
     levels = np.arange(0, 256, 5, dtype=np.uint8)
     colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(52, -1, 3)
     ours, stock = FastPhotoMetricDistortion(exact=False), PhotoMetricDistortion()
@@ -51,7 +51,7 @@ def test_rounded_less_often_it_is_nearly_what_stock_makes() -> None:
     for seed in range(128):
         made, expected = (run(one, dict(img=colours), seed)['img'] for one in (ours, stock))
         off.append(np.abs(made.astype(int) - expected))
-    # Where both saturation and hue are changed, and that is one in four.
+    # Images whose saturation and hue both change: one in four.
     different = [levels for levels in off if levels.any()]
     assert 0.15 < len(different) / len(off) < 0.35
     assert np.max(different) <= 5
@@ -59,7 +59,7 @@ def test_rounded_less_often_it_is_nearly_what_stock_makes() -> None:
     assert np.mean(different) < 0.4
 
 
-def test_rounded_less_often_it_draws_as_stock() -> None:
+def test_inexact_version_draws_the_same_random_numbers() -> None:
     ours, stock = FastPhotoMetricDistortion(exact=False), PhotoMetricDistortion()
     drawn = []
     for one in (ours, stock):
@@ -70,7 +70,7 @@ def test_rounded_less_often_it_draws_as_stock() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_rounded_less_often_it_converts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inexact_version_converts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     convert, codes = cv2.cvtColor, []
 
     def counted(image: np.ndarray, code: int, **options: np.ndarray) -> np.ndarray:
@@ -91,21 +91,21 @@ def test_rounded_less_often_it_converts_once(monkeypatch: pytest.MonkeyPatch) ->
     assert conversions[1] == [min(count, 2) for count in conversions[0]]
 
 
-def test_says_how_it_rounds() -> None:
+def test_repr_shows_exact() -> None:
     assert repr(FastPhotoMetricDistortion()).endswith(', exact=True)')
     assert repr(FastPhotoMetricDistortion(exact=False)).endswith(', exact=False)')
 
 
 @pytest.mark.parametrize('shape', [(1, 1), (1, 33), (33, 1), (2, 31), (7, 65)])
-def test_small_and_odd_images(shape: tuple[int, int]) -> None:
+def test_small_images_equal_those_of_stock(shape: tuple[int, int]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
     for seed in range(64):
         same(run(ours, dict(img=image), seed), run(stock, dict(img=image), seed))
 
 
-def test_what_is_made_stays_as_it_is() -> None:
-    """Somebody may hold it while the next samples are made."""
+def test_results_share_no_memory() -> None:
+    """Earlier results stay unchanged while later ones are computed."""
     ours = FastPhotoMetricDistortion()
     held = []
     for seed in range(48):
@@ -117,7 +117,7 @@ def test_what_is_made_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize('step', [(1, -1), (-1, 1), (2, 3)])
-def test_takes_views_and_leaves_them_as_they_are(step: tuple[int, int]) -> None:
+def test_views_are_read_and_not_written(step: tuple[int, int]) -> None:
     whole = picture()
     results = dict(img=whole[:: step[0], :: step[1]][3:20, 5:15])
     results['img'].flags.writeable = False
@@ -132,21 +132,21 @@ def test_takes_views_and_leaves_them_as_they_are(step: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize('kind', ['float', 'four channels'])
-def test_other_images_are_left_to_stock(kind: str) -> None:
+def test_other_images_are_distorted_by_stock(kind: str) -> None:
     image = picture().astype(np.float32) / 255 if kind == 'float' else picture().repeat(2, 2)
     ours, stock = FastPhotoMetricDistortion(), PhotoMetricDistortion()
     for seed in range(12):
         results = dict(img=image[..., :4] if kind == 'four channels' else image)
         try:
             expected = run(stock, results, seed)
-        except cv2.error:  # stock knows no hue of four channels
+        except cv2.error:  # stock cannot convert four channels to HSV
             with pytest.raises(cv2.error):
                 run(ours, results, seed)
         else:
             same(run(ours, results, seed), expected)
 
 
-def test_is_built_by_name_with_what_a_cache_hands_out() -> None:
+def test_registered_type_accepts_read_only_images() -> None:
     built = TRANSFORMS.build(dict(type='FastPhotoMetricDistortion', hue_delta=9))
     assert isinstance(built, PhotoMetricDistortion)
     assert built.hue_delta == 9

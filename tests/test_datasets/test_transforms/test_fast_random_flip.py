@@ -1,4 +1,4 @@
-"""The same flips as stock's, made in memory of their own."""
+"""Flips equal those of stock, in contiguous memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.testing.transforms_against_stock import read_only, run, same, sample
     ],
 )
 @pytest.mark.parametrize('channels', [3, 1, 0])
-def test_is_what_stock_flips(arguments: dict[str, Any], channels: int) -> None:
+def test_flips_equal_those_of_stock(arguments: dict[str, Any], channels: int) -> None:
     ours, stock = FastRandomFlip(**arguments), RandomFlip(**arguments)
     for seed in range(8):
         results = sample(seed)
@@ -45,7 +45,7 @@ def test_is_what_stock_flips(arguments: dict[str, Any], channels: int) -> None:
         dict(prob=[0.1, 0.3], direction=['vertical', 'horizontal']),
     ],
 )
-def test_draws_are_stock_s(arguments: dict[str, Any]) -> None:
+def test_directions_equal_those_of_stock(arguments: dict[str, Any]) -> None:
     drawn = []
     for flip in (FastRandomFlip(**arguments), RandomFlip(**arguments)):
         np.random.seed(0)
@@ -53,18 +53,18 @@ def test_draws_are_stock_s(arguments: dict[str, Any]) -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_draws_can_be_shared_as_stock_s() -> None:
+def test_cached_randomness_repeats_the_flip() -> None:
     ours = FastRandomFlip(prob=0.5)
     with cache_random_params(ours):
         assert len({ours(sample())['flip'] for _ in range(20)}) == 1
     assert len({ours(sample())['flip'] for _ in range(20)}) == 2
-    # What we mark is none of stock's business, and is marked once.
+    # Our decorator must not add to the list of the stock class.
     assert FastRandomFlip._methods_with_randomness == ['_choose_direction']
     assert RandomFlip._methods_with_randomness == ['_choose_direction']
 
 
 @pytest.mark.parametrize('arguments', [{}, dict(swap_seg_labels=[(1, 2)])])
-def test_what_was_there_stays_as_it_is(arguments: dict[str, Any]) -> None:
+def test_input_arrays_are_not_written(arguments: dict[str, Any]) -> None:
     results = read_only(sample())
     flipped = FastRandomFlip(prob=1.0, **arguments)(dict(results))
     for key in ('img', 'gt_seg_map'):

@@ -1,1 +1,1 @@
-"""A cache of samples in memory that all worker processes share."""
+"""Cache of samples in memory that all processes of a node share."""

@@ -1,4 +1,4 @@
-"""The memory of a sample cache: a header, counters, an index, and the samples' bytes."""
+"""Memory layout of a sample cache: header, counters, index, and the bytes of the samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from zlib_ng import zlib_ng
 
+from mmtempo.utils.units import counted, size
+
 from .counters import SIZE as COUNTERS_SIZE
 from .counters import ProcessCounters
 from .shared_file import SharedFile
@@ -22,30 +24,33 @@ _FULL = 1
 _STOPPED = 2
 _TOO_LARGE = 4
 
-# Words of the header. The first ones never change, and the sixth says whether they are right.
+# Words of the header. The first five never change, and the sixth is their checksum.
 _MAGIC, _SAMPLES, _ROOM, _KEY, _TOKEN, _CHECK = range(6)
 _SESSION, _USED, _LIMIT, _STATE, _BUDGET = range(8, 13)
 _COUNTERS = 4096
-# Of so many samples the files are looked at, at the start.
-ASKED = 64
-# A sample's entry is one cache line.
+# The number of samples whose files are checked for changes at the start.
+PROBED = 64
+# The entry of a sample is one cache line of eight words.
 _INDEX = _COUNTERS + COUNTERS_SIZE
 _FIRST = _INDEX // 8
-_OFFSET, _SIZE, _IDENTITY, _CRC, _RIGHT, _SEEN, _TICK = range(7)
+_OFFSET, _SIZE, _IDENTITY, _CRC, _CHECKSUM, _SEEN, _TICK = range(7)
 
 
 def _start_of_data(samples: int) -> int:
-    """Where it can be mapped by itself."""
+    """Return the offset of the data, from which a mapping may start."""
     return -(-(_INDEX + 64 * samples) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 def _check_of(*words: int) -> int:
-    """Never 0, which is what an empty entry has."""
+    """Return a checksum of words, never 0: that marks an empty entry."""
     return hash(words) & _MASK or 1
 
 
 def fill_file(descriptor: int, samples: int, room: int, key: int) -> None:
-    """Make an empty file. Its first part is written and not left as a hole: no SIGBUS later."""
+    """Write an empty cache file.
+
+    All of its control part is written: accessing a hole would raise SIGBUS on a full disk.
+    """
     start = _start_of_data(samples)
     fixed = (MAGIC, samples, room, key, secrets.randbits(64))
     header = struct.pack('=6Q', *fixed, _check_of(*fixed))
@@ -54,7 +59,7 @@ def fill_file(descriptor: int, samples: int, room: int, key: int) -> None:
 
 
 def grow_file(file: SharedFile, room: int) -> None:
-    """Have room for more; for who is alone."""
+    """Extend the data part of the file. No other process may use the file."""
     with file.locked() as descriptor:
         words = struct.unpack('=6Q', os.read(descriptor, 48))
         if room > words[_ROOM]:
@@ -64,26 +69,29 @@ def grow_file(file: SharedFile, room: int) -> None:
 
 
 def problem_of(descriptor: int, samples: int, key: int) -> str | None:
-    """Why a file cannot be used; None where it can."""
+    """Return why a file cannot be used, or None where it can."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     header = os.read(descriptor, 48)
     if len(header) < 48:
-        return f'it ends after {len(header)} bytes'
+        return f'header is truncated to {len(header)} of 48 bytes'
     words = struct.unpack('=6Q', header)
     if words[_MAGIC] != MAGIC:
-        return 'it is no sample cache, or one of another version'
+        return 'not a sample cache of this version'
     if words[_CHECK] != _check_of(*words[:_CHECK]):
-        return 'its header is damaged'
+        return 'header is damaged'
     if words[_SAMPLES] != samples or words[_KEY] != key:
-        return 'it is of other samples'
-    size, expected = os.fstat(descriptor).st_size, _start_of_data(samples) + words[_ROOM]
-    if size < expected:
-        return f'it is truncated: {size} instead of {expected} bytes'
+        return 'the file belongs to other samples'
+    found, expected = os.fstat(descriptor).st_size, _start_of_data(samples) + words[_ROOM]
+    if found < expected:
+        return f'file is truncated to {found} of {expected} bytes'
     return None
 
 
 def write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
-    """By `write`: memory or disk that is not there is an OSError here, and never a SIGBUS."""
+    """Write all parts from an offset on.
+
+    By `write` instead of a mapping: a full disk is an OSError here, and SIGBUS there.
+    """
     os.lseek(descriptor, offset, os.SEEK_SET)
     for part in parts:
         rest = memoryview(part).cast('B')
@@ -94,54 +102,55 @@ def write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int)
 class SampleArena:
     """Bytes of samples by number, in a file that several processes have open.
 
-    Readers take no lock (but under 'lru'). A writer locks the file, writes the bytes where nothing
-    is, then the entry, and last what says that the entry is right; killed anywhere in between,
-    it leaves an entry that nobody believes, and the kernel releases its lock.
+    Readers take no lock, except under 'lru'. A writer locks the file, writes the bytes to unused
+    memory, then the entry, and last the checksum of the entry. Killed anywhere in between, it
+    leaves an entry whose checksum is wrong and that no reader accepts; the kernel releases its
+    lock.
 
     Samples are mapped read-only, so that nothing in a process, C code included, can change what
-    the others read.
+    other processes read.
 
     Args:
-        file: The file, as `fill_file` makes it.
-        lru: Whether the least recently used make room. Then a sample is given as a copy.
-            Defaults to False: what is full stays as it is.
+        file: The file, as written by `fill_file`.
+        lru: Whether the least recently used samples are evicted when the file is full; samples
+            are then read as copies. Defaults to False: a full file stays as it is.
     """
 
     def __init__(self, file: SharedFile, lru: bool = False) -> None:
         self.file, self.lru = file, lru
-        size = os.fstat(file.descriptor).st_size
+        file_size = os.fstat(file.descriptor).st_size
         with mmap.mmap(file.descriptor, 64, access=mmap.ACCESS_READ) as head:
             words = struct.unpack_from('=6Q', head)
         self.samples, self.token = words[_SAMPLES], words[_TOKEN]
         self._start = _start_of_data(self.samples)
         control = mmap.mmap(file.descriptor, self._start, access=mmap.ACCESS_WRITE)
         self._words = memoryview(control).cast('Q')
-        # Aligned words of 8 bytes are written and read as a whole.
+        # Aligned words of 8 bytes are read and written atomically.
         self._rows = np.frombuffer(control, np.uint64, 8 * self.samples, _INDEX).reshape(-1, 8)
         counters = memoryview(control)[_COUNTERS:_INDEX]
         self._counters = ProcessCounters(counters, file.locked)
         data = mmap.mmap(
-            file.descriptor, size - self._start, access=mmap.ACCESS_READ, offset=self._start
+            file.descriptor, file_size - self._start, access=mmap.ACCESS_READ, offset=self._start
         )
         self._data = memoryview(data)
         self._address = np.frombuffer(data, np.uint8).ctypes.data
 
-    # What one process at a time does, at the start.
+    # Setup, by one process at a time.
 
     def begin(self, budget: int, free: int | None) -> int:
-        """Start anew with what is there; how many entries were damaged.
+        """Start a session with the samples in the file; return the number of damaged entries.
 
         Args:
-            budget: Bytes to use at most.
-            free: Bytes that the folder has, beyond those of the file; None for unknown.
+            budget: The maximum number of bytes to use.
+            free: Bytes available in addition to those in use; None where that is unknown.
         """
         with self.file.locked():
             rows = self._rows
-            known = np.flatnonzero(rows[:, _RIGHT])
-            wrong = [number for number in known.tolist() if self._entry(number) is None]
+            present = np.flatnonzero(rows[:, _CHECKSUM])
+            wrong = [number for number in present.tolist() if self._entry(number) is None]
             rows[wrong] = 0
             rows[:, _TICK] = 0
-            live = rows[rows[:, _RIGHT] != 0]
+            live = rows[rows[:, _CHECKSUM] != 0]
             ends = live[:, _OFFSET] + live[:, _SIZE]
             self._words[_USED] = int(ends.max(initial=0))
             self._words[_BUDGET] = budget
@@ -150,39 +159,40 @@ class SampleArena:
             self._words[_LIMIT] = min(budget, len(self._data))
             self._words[_STATE] = 0
             self._counters.clear()
-            # What was written before is looked at once more before it is believed: the machine
-            # may have gone down since, with some of it not yet on the disk.
+            # A crash of the machine may have lost bytes that had not reached the disk, so each
+            # sample's checksum is verified once per session.
             self._words[_SESSION] = secrets.randbits(63) + 1
         return len(wrong)
 
     def clear_if_stale(self, is_current: Callable[[int, int], bool]) -> str | None:
-        """Forget everything if most of it is of no use; why, if so.
+        """Clear the cache if most of its bytes are stale; return the reason, or None.
 
-        What has been replaced, or is of files that have changed, is never given free otherwise.
+        Without this, bytes of replaced samples and of changed files would never be freed.
 
         Args:
-            is_current: Takes a number and an identity. Asked of some: it looks at files.
+            is_current: Takes number and identity of a sample, returns whether the identity is
+                that of its files. Called for `PROBED` samples only, as it accesses files.
         """
         with self.file.locked():
             rows, used = self._rows, self._words[_USED]
-            known = np.flatnonzero(rows[:, _RIGHT])
-            asked = known[:ASKED].tolist()
-            sizes = rows[asked, _SIZE].astype(np.int64)
-            good = [is_current(number, int(rows[number, _IDENTITY])) for number in asked]
-            share = int(sizes[good].sum()) / max(1, int(sizes.sum()))
-            reachable = share * int(rows[known, _SIZE].sum())
+            present = np.flatnonzero(rows[:, _CHECKSUM])
+            probed = present[:PROBED].tolist()
+            sizes = rows[probed, _SIZE].astype(np.int64)
+            current = [is_current(number, int(rows[number, _IDENTITY])) for number in probed]
+            share = int(sizes[current].sum()) / max(1, int(sizes.sum()))
+            reachable = share * int(rows[present, _SIZE].sum())
             if 2 * reachable >= used:
                 return None
             rows[:] = 0
             self._words[_USED] = 0
-        return f'{used - int(reachable)} of {used} bytes are of samples that have changed'
+        return f'{size(used - reachable)} of {size(used)} belong to samples that have changed'
 
     # Reading.
 
     def find(self, number: int, identity: int) -> memoryview | None:
-        """The sample's bytes, read-only and not copied; a copy under 'lru'."""
+        """Return a read-only view of the sample's bytes, or None; a copy under 'lru'."""
         if self.lru:
-            # A writer may put another sample there: it waits for the copy.
+            # A writer may reuse the memory, so it must wait until the copy is made.
             with self.file.locked(shared=True):
                 found = self._look(number, identity)
                 if found is not None:
@@ -194,10 +204,10 @@ class SampleArena:
         return found
 
     def _entry(self, number: int) -> list[int] | None:
-        """Words of the entry; None where there is none, or one that is not right (yet)."""
-        place = _FIRST + 8 * number
-        words = self._words[place : place + 8].tolist()
-        if words[_RIGHT] != _check_of(number, *words[:_RIGHT]):
+        """Return the words of an entry; None where it is empty, incomplete or damaged."""
+        start = _FIRST + 8 * number
+        words = self._words[start : start + 8].tolist()
+        if words[_CHECKSUM] != _check_of(number, *words[:_CHECKSUM]):
             return None
         return words if words[_OFFSET] + words[_SIZE] <= len(self._data) else None
 
@@ -213,97 +223,104 @@ class SampleArena:
         return found
 
     def holds(self, address: int) -> bool:
-        """Whether an address of this process is one of a sample."""
+        """Return whether an address of this process is in the mapping of the samples."""
         return 0 <= address - self._address < len(self._data)
 
     # Writing.
 
     def add(self, number: int, identity: int, parts: Sequence[bytes | memoryview]) -> str | None:
-        """Keep a sample, if there is room; what there is to say of it, once for all processes.
+        """Add a sample if there is room; return a message for the log, once for all processes.
 
         Args:
-            number: Which sample.
-            identity: Of what it was made from.
-            parts: Its bytes, in all a multiple of 64.
+            number: Number of the sample.
+            identity: Identity of the files that the sample was made from.
+            parts: Bytes of the sample, in total a multiple of 64.
         """
         if self.is_closed:
             return None
-        size = sum(map(len, parts))
+        needed = sum(map(len, parts))
         crc = 0
-        if self.file.path is not None:  # what is in memory does not outlive the session
+        if self.file.path is not None:  # memory does not outlive the session
             for part in parts:
                 crc = zlib_ng.crc32(part, crc)
         with self.file.locked() as descriptor:
-            # Another process may have been faster.
+            # Another process may have added it meanwhile.
             if self.is_closed or self._look(number, identity) is not None:
                 return None
-            offset = self._make_room(size)
+            offset = self._make_room(needed)
             if offset is None:
-                return self._refuse(size)
+                return self._refuse(needed)
             try:
                 write_all(descriptor, parts, self._start + offset)
             except OSError as error:
                 self._words[_STATE] |= _STOPPED
-                return f'a sample of {size} bytes could not be kept ({error}); no more are'
-            self._publish(number, [offset, size, identity, crc])
+                return f'cannot add a sample of {size(needed)} ({error}); no more samples are added'
+            self._publish(number, [offset, needed, identity, crc])
         return None
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more samples are kept."""
+        """Whether no more samples are added."""
         return bool(self._words[_STATE] & (_STOPPED if self.lru else _STOPPED | _FULL))
 
     def _publish(self, number: int, words: list[int]) -> None:
-        # First this, then the entry: what it names is not written over, whatever happens.
+        # Before the entry: no later writer may overwrite bytes that a valid entry refers to.
         self._words[_USED] = max(self._words[_USED], words[_OFFSET] + words[_SIZE])
-        place = _FIRST + 8 * number
-        self._words[place + _RIGHT] = 0
+        start = _FIRST + 8 * number
+        self._words[start + _CHECKSUM] = 0
         for word, value in enumerate(words):
-            self._words[place + word] = value
-        self._words[place + _SEEN] = self._words[_SESSION]
-        self._words[place + _TICK] = time.monotonic_ns()
-        self._words[place + _RIGHT] = _check_of(number, *words)
+            self._words[start + word] = value
+        self._words[start + _SEEN] = self._words[_SESSION]
+        self._words[start + _TICK] = time.monotonic_ns()
+        self._words[start + _CHECKSUM] = _check_of(number, *words)
 
-    def _make_room(self, size: int) -> int | None:
+    def _make_room(self, needed: int) -> int | None:
+        """Return the offset of unused memory; None where there is none."""
         if not self.lru:
-            # What is replaced leaves a gap: others may still look at what was there.
+            # Memory of replaced samples is not reused, as readers may still have views of it.
             offset = self._words[_USED]
-            return offset if offset + size <= self._words[_LIMIT] else None
-        if size > self._words[_LIMIT]:
+            return offset if offset + needed <= self._words[_LIMIT] else None
+        if needed > self._words[_LIMIT]:
             return None
         rows = self._rows
         while True:
-            live = rows[rows[:, _RIGHT] != 0]
+            live = rows[rows[:, _CHECKSUM] != 0]
             live = live[np.argsort(live[:, _OFFSET])]
             starts = np.append(live[:, _OFFSET], np.uint64(self._words[_LIMIT])).astype(np.int64)
             starts = starts.clip(max=self._words[_LIMIT])
             ends = np.append(np.uint64(0), live[:, _OFFSET] + live[:, _SIZE]).astype(np.int64)
-            gaps = np.flatnonzero(starts - ends >= size)
+            gaps = np.flatnonzero(starts - ends >= needed)
             if len(gaps):
                 return int(ends[gaps[0]])
-            ticks = np.where(rows[:, _RIGHT] != 0, rows[:, _TICK], np.uint64(_MASK))
-            rows[int(ticks.argmin()), _RIGHT] = 0
+            ticks = np.where(rows[:, _CHECKSUM] != 0, rows[:, _TICK], np.uint64(_MASK))
+            rows[int(ticks.argmin()), _CHECKSUM] = 0
 
-    def _refuse(self, size: int) -> str | None:
+    def _refuse(self, needed: int) -> str | None:
+        """Record that a sample does not fit; return the message of the first refusal."""
         if self.lru:
-            said, self._words[_STATE] = self._words[_STATE], self._words[_STATE] | _FULL
-            if said & _FULL:
+            if self._set_flag(_FULL):
                 return None
-            return f'a sample of {size} bytes does not fit into {self.limit} bytes'
-        if 8 * size > self.limit and 64 * (self.limit - self.bytes_used) > self.limit:
-            # There is room for smaller ones.
-            said, self._words[_STATE] = self._words[_STATE], self._words[_STATE] | _TOO_LARGE
-            if said & _TOO_LARGE:
+            return f'a sample of {size(needed)} does not fit into the budget of {size(self.limit)}'
+        used = f'{size(self.bytes_used)} of {size(self.limit)} used'
+        if 8 * needed > self.limit and 64 * (self.limit - self.bytes_used) > self.limit:
+            # Smaller samples still fit.
+            if self._set_flag(_TOO_LARGE):
                 return None
             return (
-                f'a sample of {size} bytes does not fit any more ({self.bytes_used} of '
-                f'{self.limit} bytes are full) and is made anew each time; smaller ones are kept'
+                f'a sample of {size(needed)} does not fit any more ({used}); it is computed at '
+                'each draw, smaller samples are still added'
             )
         self._words[_STATE] |= _FULL
         return (
-            f'{self.bytes_used} of {self.limit} bytes are full with {self.kept} of {self.samples} '
-            'samples, which stay; the others are made anew each time'
+            f'full with {self.kept} of {counted(self.samples, "sample")} ({used}); the other '
+            'samples are computed at each draw'
         )
+
+    def _set_flag(self, flag: int) -> bool:
+        """Set a flag of the state; return whether it was set before."""
+        before = self._words[_STATE]
+        self._words[_STATE] = before | flag
+        return bool(before & flag)
 
     @property
     def hits(self) -> int:
@@ -315,20 +332,20 @@ class SampleArena:
 
     @property
     def kept(self) -> int:
-        return int(np.count_nonzero(self._rows[:, _RIGHT]))
+        return int(np.count_nonzero(self._rows[:, _CHECKSUM]))
 
     @property
     def bytes_used(self) -> int:
         if not self.lru:
             return self._words[_USED]
-        return int(self._rows[self._rows[:, _RIGHT] != 0, _SIZE].sum())
+        return int(self._rows[self._rows[:, _CHECKSUM] != 0, _SIZE].sum())
 
     @property
     def budget(self) -> int:
-        """What the limit was made from: that of the first process."""
+        """The budget of the first process, from which the limit was computed."""
         return self._words[_BUDGET]
 
     @property
     def limit(self) -> int:
-        """Bytes that may be used."""
+        """The maximum number of bytes to use."""
         return self._words[_LIMIT]

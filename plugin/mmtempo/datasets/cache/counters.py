@@ -1,4 +1,4 @@
-"""Counts that processes add to without a lock."""
+"""Counters that several processes increment without a lock."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 PROCESSES = 256
-# Words of a process: one cache line, so that nobody waits for another.
+# Words of a process: one cache line, so that processes do not share one.
 WORDS = 8
 SIZE = PROCESSES * WORDS * 8
 
 
 class ProcessCounters:
-    """A row of numbers for each process, in shared memory; only their sums are of interest.
+    """Counters in shared memory: a row for each process, of which the sums are read.
 
-    A process that comes takes the row of one that has ended, and adds to it. With more than 256
-    at a time some share a row, and may lose a count.
+    A new process takes the row of one that has ended, and adds to its counts. With more than 256
+    processes at a time some share a row and may lose counts.
 
     Args:
-        memory: `SIZE` bytes; zeros at first.
-        lock: Keeps other processes out; taken once a process.
+        memory: `SIZE` bytes, initially zero.
+        lock: Returns a context manager that excludes other processes; used once per process.
     """
 
     def __init__(self, memory: memoryview, lock: Callable[[], AbstractContextManager]) -> None:
@@ -34,15 +34,17 @@ class ProcessCounters:
         self._pid, self._start = 0, 0
 
     def add(self, which: int) -> None:
-        """One more of counter 0 to 6."""
+        """Increment counter 0 to 6."""
         if self._pid != os.getpid():
             self._join()
         self._words[self._start + 1 + which] += 1
 
     def total(self, which: int) -> int:
+        """Return the sum of a counter over all processes, also those that have ended."""
         return int(self._rows[:, 1 + which].sum())
 
     def clear(self) -> None:
+        """Set all counters to 0."""
         self._rows[:, 1:] = 0
 
     def _join(self) -> None:
@@ -58,7 +60,7 @@ class ProcessCounters:
 def _is_alive(pid: int, own: int) -> bool:
     if pid in (0, own):
         return False
-    if sys.platform == 'win32':  # nobody to ask without ending it
+    if sys.platform == 'win32':  # `os.kill` would end the process there
         return True
     with contextlib.suppress(PermissionError):
         try:

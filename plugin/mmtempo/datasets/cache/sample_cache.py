@@ -1,4 +1,4 @@
-"""Samples that all processes of a node share one copy of."""
+"""Cache of samples of which all processes of a node share one copy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,27 @@ from typing import Any
 import numpy as np
 
 from mmtempo.system.limits import available_memory
+from mmtempo.utils.checks import is_whole
+from mmtempo.utils.units import counted, percent
+from mmtempo.utils.units import size as size_text
 
 from .arena import SampleArena, fill_file, grow_file, problem_of
 from .packing import pack, unpack
 from .shared_file import Address, SharedFile, open_shared
 
-# Of what is free; the rest is for everybody else, checkpoints included.
+# Share of the free memory or disk space; the rest is for other uses, such as checkpoints.
 SHARE_OF_FREE = 0.8
 UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
 def parse_bytes(size: int | str, name: str = 'budget') -> int:
-    """Bytes of 2_000_000_000, '2GB' or '1.5 GiB'; ValueError names what was given."""
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+    """Return the number of bytes of 2_000_000_000, '2GB' or '1.5 GiB'.
+
+    Args:
+        size: The number of bytes, or a string with a unit.
+        name: The config key, for the error message. Defaults to 'budget'.
+    """
+    if isinstance(size, int) and is_whole(size):
         return size
     match = re.fullmatch(r'\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*', str(size), re.IGNORECASE)
     if isinstance(size, str) and match:
@@ -42,16 +50,16 @@ def parse_bytes(size: int | str, name: str = 'budget') -> int:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache has done so far, over all processes that use it.
+    """Figures of a cache over all processes that use it.
 
     Attributes:
-        samples: Kept.
-        total: Samples that there are.
-        used: Bytes that are taken.
-        budget: Bytes that may be.
-        hits: How often a sample was there.
+        samples: The number of samples in the cache.
+        total: The number of samples of the data set.
+        used: Bytes in use.
+        budget: The maximum number of bytes.
+        hits: How often a requested sample was in the cache.
         misses: How often it was not.
-        closed: Whether no more are kept.
+        closed: Whether no more samples are added.
     """
 
     samples: int = 0
@@ -64,14 +72,13 @@ class CacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """From 0 to 1; 0 where nothing was asked for."""
+        """Share of hits, from 0 to 1; 0 without requests."""
         return self.hits / max(1, self.hits + self.misses)
 
     def __str__(self) -> str:
-        unit, name = (1e9, 'GB') if self.budget >= 1e9 else (1e6, 'MB')
         return (
-            f'cache: {self.samples} of {self.total} samples, {self.used / unit:.2f} of '
-            f'{self.budget / unit:.2f} {name}, {self.hit_rate:.0%} hits'.replace('%', ' %')
+            f'cache: {self.samples} of {counted(self.total, "sample")}, {size_text(self.used)} of '
+            f'{size_text(self.budget)}, {percent(self.hit_rate)} hits'
         )
 
 
@@ -79,21 +86,21 @@ class SharedSampleCache:
     """One copy of each sample for all processes of a node, up to a budget.
 
     Ranks and other processes that give the same key (and folder) share it, and so do workers,
-    forked or spawned: pickled, it is only where to find the memory. Without a folder it lives in
-    memory (Linux: a file without a name, which `/dev/shm` does not limit and which is gone with
-    the last process; elsewhere a temporary file). With one it is there after a restart, too.
+    forked or spawned: a pickled cache is only the address of the memory. Without a folder it is in
+    memory (Linux: a file without a name, which `/dev/shm` does not limit and which ends with the
+    last process; elsewhere a temporary file). With a folder it survives a restart.
 
-    Arrays of 1024 bytes or more come back as read-only views of the memory: a hit costs the
-    same whatever the sample's size. Tensors are copied, since torch knows none that are
-    read-only, and so is everything under 'lru', where the place may be given to another sample.
+    Arrays of 1024 bytes or more are returned as read-only views of the memory, so the cost of a
+    hit does not depend on the sample's size. Tensors are copied, as torch has no read-only
+    tensors, and so is everything under 'lru', where the memory may be reused for another sample.
 
-    `policy='keep'` fills it once and never evicts. With a new permutation every epoch and room
-    for a fraction f of the samples this hits f of them, the best that there is, while 'lru'
-    hits only f + (1 - f) ln(1 - f): it evicts what the next epoch wants first. With f = 0.5
-    that is 50 % against 15 %. 'lru' is for samplers that prefer some samples to others.
+    `policy='keep'` fills the cache once and never evicts. With a new permutation every epoch and
+    room for a fraction f of the samples it hits f of them, which is optimal, while 'lru' hits only
+    f + (1 - f) ln(1 - f), because it evicts what the next epoch needs first. With f = 0.5 that is
+    50 % against 15 %. 'lru' is for samplers that prefer some samples to others.
 
-    A budget that is full, or memory or disk that is not there, is no error: `report` is told
-    once, by one of the processes, and samples are not kept any more.
+    A full budget, and missing memory or disk space, are no errors: one of the processes reports
+    it once, and no more samples are added.
 
     Example::
 
@@ -104,16 +111,17 @@ class SharedSampleCache:
             cache.put(7, sample)
 
     Args:
-        samples: How many there are; they are numbered from 0.
-        budget: Bytes, or such as '2GB'.
-        key: What tells this cache from others; whatever the samples depend on belongs into it.
-        folder: Where the file lies; for a local disk. What it holds is unpickled, so nobody
-            else may write there; files of other users are refused. Caches of other keys are left
-            there for their owner to remove. Defaults to None: memory.
+        samples: The number of samples; they are numbered from 0.
+        budget: The maximum number of bytes, or a string such as '2GB'.
+        key: Name that distinguishes this cache from others; it must contain all that the samples
+            depend on.
+        folder: Folder of the file, on a local disk. Its content is unpickled, so no other user
+            may have write access; files of other users are refused. Files of other keys are left
+            for their owner to remove. Defaults to None: memory.
         policy: 'keep' or 'lru'. Defaults to 'keep'.
         report: Takes messages; pickled with the cache. Defaults to None: Python's logging.
-        identity_of: The identity that a sample has now, see `get`: a folder most of which is of
-            samples that have changed is emptied at the start. Not kept. Defaults to None.
+        identity_of: Returns the current identity of a sample, see `get`. At the start a folder
+            most of which belongs to changed samples is cleared. Not stored. Defaults to None.
     """
 
     def __init__(
@@ -130,7 +138,7 @@ class SharedSampleCache:
             raise ValueError(f"policy must be 'keep' or 'lru', found {policy!r}")
         self.samples, self.budget, self.folder = samples, parse_bytes(budget), folder
         self.policy = policy
-        # Another Python may pickle, and hash, in another way.
+        # Another version of Python or numpy may pickle or hash differently.
         self.key = f'{key}\n{policy} {samples} {sys.version_info[:2]} {np.__version__}'
         digest = hashlib.blake2b(self.key.encode(), digest_size=8).digest()
         self._number = int.from_bytes(digest, 'big')
@@ -154,26 +162,27 @@ class SharedSampleCache:
                     self._begin(arena, identity_of)
                 elif arena.budget != self.budget:
                     self._report(
-                        f'budget of {self.budget} bytes: another process was first with '
-                        f'{arena.budget}, which holds'
+                        f'budget: expected {size_text(self.budget)}, found '
+                        f'{size_text(arena.budget)} of the process that created the cache, which '
+                        'applies'
                     )
         except (OSError, ValueError) as error:
-            self._report(f'no sample cache: {error}; every sample is made anew each time')
+            self._report(f'no sample cache: {error}; every sample is computed at each draw')
         else:
             self._arena = arena
 
     def _begin(self, arena: SampleArena, identity_of: Callable[[int], int] | None = None) -> None:
         damaged = arena.begin(self.budget, self._free())
         if identity_of is not None and self.policy == 'keep':
-            stale = arena.clear_if_stale(lambda number, found: identity_of(number) == found)
+            stale = arena.clear_if_stale(lambda number, stored: identity_of(number) == stored)
             if stale is not None:
-                self._report(f'{arena.file.path} starts afresh: {stale}')
+                self._report(f'{arena.file.path}: cleared, as {stale}')
         if damaged:
-            self._report(f'{arena.file.path}: {damaged} entries are damaged and not used')
+            self._report(f'{arena.file.path}: damaged entries are not used ({damaged})')
         if arena.limit < self.budget:
             self._report(
-                f'budget of {self.budget} bytes: only {arena.limit} can be used, '
-                f'{SHARE_OF_FREE:.0%} of what is free in {self.folder or "memory"}'
+                f'budget: only {size_text(arena.limit)} of {size_text(self.budget)} can be used, '
+                f'{percent(SHARE_OF_FREE)} of the free space in {self.folder or "memory"}'
             )
 
     def _free(self) -> int | None:
@@ -181,13 +190,13 @@ class SharedSampleCache:
         return None if free is None else int(SHARE_OF_FREE * free)
 
     def get(self, number: int, identity: int = 0, copy: bool = False) -> Any:
-        """The sample, or None.
+        """Return a sample, or None.
 
         Args:
-            number: Which one.
-            identity: Must be what it was put with, below 2**64: a file that has changed, say.
-                Defaults to 0.
-            copy: Whether the caller wants to write into it. Defaults to False.
+            number: Number of the sample.
+            identity: Below 2**64; must equal that of `put`. It changes with the files that the
+                sample is made from. Defaults to 0.
+            copy: Whether to return arrays that may be written. Defaults to False.
         """
         if self._arena is None:
             return None
@@ -202,7 +211,7 @@ class SharedSampleCache:
         return unpack(memoryview(bytearray(record)) if copy and record.readonly else record)
 
     def put(self, number: int, sample: Any, identity: int = 0) -> None:
-        """Keep a sample, if there is room and nobody has yet; see `get`."""
+        """Add a sample if there is room and it is not in the cache; see `get`."""
         if self._arena is None or self._arena.is_closed:
             return
         self._check(number)
@@ -217,18 +226,19 @@ class SharedSampleCache:
 
     def _check(self, number: int) -> None:
         if not 0 <= number < self.samples:
-            raise IndexError(f'there are samples 0 to {self.samples - 1}, found {number}')
+            raise IndexError(f'sample must be 0 to {self.samples - 1}, found {number}')
 
     def _give_up(self, error: OSError) -> None:
-        """No descriptor is left to lock with, say: the training goes on."""
-        self._report(f'sample cache: {error}; process {os.getpid()} goes on without it')
+        """Continue without the cache, as when no file descriptor is left for the lock."""
+        self._report(f'sample cache: {error}; process {os.getpid()} continues without it')
         self._arena = None
 
     def holds(self, address: int) -> bool:
-        """Whether the memory at an address is the cache's."""
+        """Return whether an address is in the memory of the cache."""
         return self._arena is not None and self._arena.holds(address)
 
     def stats(self) -> CacheStats:
+        """Return the figures of the cache over all processes."""
         arena = self._arena
         if arena is None:
             return CacheStats(total=self.samples)
@@ -243,7 +253,7 @@ class SharedSampleCache:
         )
 
     def close(self) -> None:
-        """Let go of the memory; views of samples keep their part of it."""
+        """Release the memory; views of samples stay valid."""
         if self._arena is not None:
             self._arena.file.close()
             self._arena = None
@@ -259,7 +269,7 @@ class SharedSampleCache:
         if state['_arena'] is None:
             return
         self._arena = self._attached(*state['_arena'])
-        if self._arena is None:  # the process that had it is gone, or on another machine
+        if self._arena is None:  # the process has ended, or ran on another machine
             self._open()
 
     def _attached(self, address: Address, token: int) -> SampleArena | None:

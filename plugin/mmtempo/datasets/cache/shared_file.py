@@ -1,4 +1,4 @@
-"""One file for all processes of a node that ask for the same name."""
+"""File that all processes of a node share by its name, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ else:
 
 _FLAGS = os.O_RDWR | getattr(os, 'O_CLOEXEC', 0) | getattr(os, 'O_BINARY', 0)
 _NO_LINK = getattr(os, 'O_NOFOLLOW', 0)
-# What has meanwhile become a pipe must not be waited for.
+# Opening must not block where the path has become a pipe.
 _FLAGS |= _NO_LINK | getattr(os, 'O_NONBLOCK', 0)
-# Windows locks bytes, and keeps others from reading them: one that no file has.
+# Windows locks bytes against reading as well, so a byte after the end of any file is locked.
 _FAR = 1 << 40
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where another process finds the file: a descriptor of a process, or a path."""
+    """Address of a file for other processes: a path, or a process and its descriptor."""
 
     pid: int
     descriptor: int
@@ -34,16 +34,16 @@ class Address:
 
 
 class SharedFile:
-    """A file that lives in memory only, or in a folder.
+    """A file in memory only, or in a folder.
 
-    In memory it has no name: the kernel frees it when the last process that has it open is gone,
-    however that ended, and it is not limited by the size of `/dev/shm`. Other processes of the
-    same user find it by way of `/proc/<pid>/fd` of one that has it (`open_shared` knows which).
+    A file in memory has no name: the kernel frees it when the last process that has it open ends
+    in whatever way, and the size of `/dev/shm` does not limit it. Other processes of the same
+    user open it by `/proc/<pid>/fd` of a process that has it, which `open_shared` looks up.
 
     Args:
-        descriptor: The open file, which this takes over.
-        path: Its name; None for one in memory.
-        temporary: Whether the file is removed with this object. Defaults to False.
+        descriptor: Descriptor of the open file; this object closes it.
+        path: Path of the file; None for a file in memory.
+        temporary: Whether to remove the file together with this object. Defaults to False.
     """
 
     def __init__(self, descriptor: int, path: str | None, temporary: bool = False) -> None:
@@ -54,9 +54,9 @@ class SharedFile:
 
     @classmethod
     def at(cls, address: Address) -> SharedFile:
-        """The file that another process has; OSError where it is no longer there."""
+        """Open the file of another process; raise OSError where it no longer exists."""
         path = address.path or f'/proc/{address.pid}/fd/{address.descriptor}'
-        # What stands in /proc is a link, to a file whose name is of no importance.
+        # The entry in /proc is a link itself, so links must be followed there.
         flags = _FLAGS if address.path else _FLAGS & ~_NO_LINK
         descriptor = os.open(path, flags)
         try:
@@ -68,14 +68,18 @@ class SharedFile:
 
     @property
     def address(self) -> Address:
+        """Address by which another process opens the file."""
         return Address(os.getpid(), self.descriptor, self.path)
 
     @contextlib.contextmanager
     def locked(self, shared: bool = False) -> Iterator[int]:
-        """Keep other processes and threads out; gives a descriptor to write with.
+        """Exclude other processes and threads; yield a descriptor to write with.
 
-        A lock belongs to an *open* of the file, and forked processes share those: so this opens
-        it anew. The kernel releases it when its process ends, in whatever way.
+        Forked processes share an open file description, to which a lock belongs, so the file is
+        opened anew. The kernel releases the lock when its process ends, in whatever way.
+
+        Args:
+            shared: Whether others may hold a shared lock at the same time. Defaults to False.
         """
         own = f'/proc/self/fd/{self.descriptor}'
         if self.path is not None and not os.path.exists(own):
@@ -83,13 +87,14 @@ class SharedFile:
         descriptor = os.open(own, _FLAGS & ~_NO_LINK)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self.descriptor)):
-                raise FileNotFoundError(f'{self.path} has been replaced by another file')
-            with _lock(descriptor, shared):
+                raise FileNotFoundError(f'{self.path}: the file has been replaced by another one')
+            with _locked(descriptor, shared):
                 yield descriptor
         finally:
             os.close(descriptor)
 
     def close(self) -> None:
+        """Close the descriptor; remove a temporary file."""
         self._finalizer()
 
 
@@ -101,16 +106,17 @@ def open_shared(
     fill: Callable[[int], None],
     report: Callable[[str], None],
 ) -> Iterator[tuple[SharedFile, bool]]:
-    """Find the file of this name or make it; also says whether nobody else is known to have it.
+    """Find or create the file of a name; yield it and whether no other process has it open.
 
-    Others who look for it wait until the `with` ends.
+    Other processes that open the same name wait until the `with` block ends.
 
     Args:
-        name: What processes that want the same file have in common.
-        folder: Where it lies; None for memory.
-        problem: Says what is wrong with a file that was found; None for nothing.
-        fill: Makes the content of a new file, given its descriptor.
-        report: Is told why a file that was found is not used.
+        name: Name that all processes which share the file give.
+        folder: Folder of the file; None for memory.
+        problem: Takes the descriptor of a file that was found, returns why it cannot be used, or
+            None.
+        fill: Takes the descriptor of a new file, writes its content.
+        report: Takes a message where a file that was found is not used.
     """
     digest = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
     label = f'mmtempo-{_user()}-{digest}'
@@ -118,30 +124,31 @@ def open_shared(
     home = tempfile.gettempdir() if folder is None else folder
     path = None if in_memory else os.path.join(home, f'{label}.cache')
     os.makedirs(home, exist_ok=True)
-    # Who is first makes it, the others wait; who has it open is listed here.
-    door = os.open(os.path.join(home, f'{label}.lock'), _FLAGS | os.O_CREAT, 0o600)
+    # The first process creates the file under this lock. Its content lists the holders: process
+    # and descriptor of each open.
+    lock = os.open(os.path.join(home, f'{label}.lock'), _FLAGS | os.O_CREAT, 0o600)
     try:
-        _check_owner(door, os.path.join(home, f'{label}.lock'))
-        with _lock(door):
-            holders = _read_holders(door)
+        _check_owner(lock, os.path.join(home, f'{label}.lock'))
+        with _locked(lock):
+            holders = _read_holders(lock)
             file, others = _found(holders, label, path)
             wrong = None if file is None else problem(file.descriptor)
             if file is not None and wrong is not None:
-                report(f'{path or "the cache in memory"} is not used: {wrong}; starting afresh')
+                report(f'{path or "cache in memory"}: {wrong}; starting with an empty cache')
                 file.close()
                 file, others = None, []
             if file is None:
                 file = _make(label, path, fill, temporary=folder is None)
-            _write_holders(door, [*others, (os.getpid(), file.descriptor)])
+            _write_holders(lock, [*others, (os.getpid(), file.descriptor)])
             yield file, not others
     finally:
-        os.close(door)
+        os.close(lock)
 
 
 def _found(
     holders: list[tuple[int, int]], label: str, path: str | None
 ) -> tuple[SharedFile | None, list[tuple[int, int]]]:
-    """The file, if there is one, and who has it open."""
+    """Return the file if it exists, and the holders that still have it open."""
     file: SharedFile | None = None
     if path is not None:
         with contextlib.suppress(FileNotFoundError):
@@ -150,11 +157,11 @@ def _found(
     for pid, descriptor in holders:
         link = f'/proc/{pid}/fd/{descriptor}'
         if file is not None and (pid, descriptor) == (os.getpid(), file.descriptor):
-            continue  # this process had it before, and was given the same number again
-        with contextlib.suppress(OSError):  # gone, or nothing of ours
+            continue  # an earlier open of this process, whose descriptor number was reused
+        with contextlib.suppress(OSError):  # the process has ended, or the number is unused
             if path is None and f'memfd:{label}' in os.readlink(link):
                 file = file or SharedFile.at(Address(pid, descriptor, None))
-            # A number is given anew to another process, and a descriptor to another file.
+            # Process and descriptor numbers are reused, so the file itself is compared.
             if file is not None and os.path.samestat(os.stat(link), os.fstat(file.descriptor)):
                 alive.append((pid, descriptor))
     return file, alive
@@ -169,7 +176,8 @@ def _make(label: str, path: str | None, fill: Callable[[int], None], temporary: 
             file.close()
             raise
         return file
-    # Under its name there is never half a file.
+    # Renamed when it is complete: a reader never finds a partial file under its path. Not by
+    # `replace_file`, as the descriptor stays open and the file must be private (0o600).
     unfinished = f'{path}.new'
     with contextlib.suppress(FileNotFoundError):
         os.remove(unfinished)
@@ -184,9 +192,9 @@ def _make(label: str, path: str | None, fill: Callable[[int], None], temporary: 
     return SharedFile(descriptor, path, temporary)
 
 
-def _read_holders(door: int) -> list[tuple[int, int]]:
-    os.lseek(door, 0, os.SEEK_SET)
-    lines = os.read(door, 1 << 20).decode('ascii', 'replace').splitlines()
+def _read_holders(descriptor: int) -> list[tuple[int, int]]:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    lines = os.read(descriptor, 1 << 20).decode('ascii', 'replace').splitlines()
     pairs = [line.split() for line in lines]
     return [
         (int(pair[0]), int(pair[1]))
@@ -195,14 +203,14 @@ def _read_holders(door: int) -> list[tuple[int, int]]:
     ]
 
 
-def _write_holders(door: int, holders: list[tuple[int, int]]) -> None:
-    os.lseek(door, 0, os.SEEK_SET)
-    os.ftruncate(door, 0)
-    os.write(door, ''.join(f'{pid} {descriptor}\n' for pid, descriptor in holders).encode())
+def _write_holders(descriptor: int, holders: list[tuple[int, int]]) -> None:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, ''.join(f'{pid} {number}\n' for pid, number in holders).encode())
 
 
 @contextlib.contextmanager
-def _lock(descriptor: int, shared: bool = False) -> Iterator[None]:
+def _locked(descriptor: int, shared: bool = False) -> Iterator[None]:
     if sys.platform == 'win32':
         os.lseek(descriptor, _FAR, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
@@ -215,7 +223,7 @@ def _lock(descriptor: int, shared: bool = False) -> Iterator[None]:
             os.lseek(descriptor, _FAR, os.SEEK_SET)
             msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
         else:
-            # Closing is not enough: a process forked meanwhile has it open, too.
+            # Closing does not suffice: a process forked meanwhile holds the same lock.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
@@ -224,9 +232,9 @@ def _user() -> int:
 
 
 def _check_owner(descriptor: int, path: str) -> None:
-    """What is read here may be unpickled: it must not come from somebody else."""
+    """Raise PermissionError for a file of another user: its content is unpickled."""
     if hasattr(os, 'getuid') and os.fstat(descriptor).st_uid != os.getuid():
-        raise PermissionError(f'{path} belongs to another user')
+        raise PermissionError(f'{path}: belongs to another user')
 
 
 def _end(descriptor: int, path: str | None, owner: int) -> None:

@@ -1,4 +1,4 @@
-"""Image files, read and written so that nothing goes wrong in silence."""
+"""Read, decode and write image files, with an error for each file that is not whole."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import cv2
 import numpy as np
 
+from mmtempo.utils.checks import is_whole
+
 from .errors import BadSampleError
 from .png import decode_png
 
-# How a complete file ends. OpenCV only warns about a file that was cut short.
+# The end of a complete file. OpenCV only warns about a truncated one.
 _ENDINGS = {b'\xff\xd8': b'\xff\xd9', b'\x89P': b'IEND\xaeB`\x82'}
 
-# OpenCV's flags; each is for colour images.
+# Flags of OpenCV for colour images at a fraction of their size.
 REDUCED = {
     2: cv2.IMREAD_REDUCED_COLOR_2,
     4: cv2.IMREAD_REDUCED_COLOR_4,
@@ -24,7 +26,12 @@ REDUCED = {
 
 
 def read_file(path: str, kind: str) -> bytes:
-    """The file's bytes, checked to be whole; BadSampleError names what is wrong."""
+    """Return the bytes of a file; raise BadSampleError where it is missing or truncated.
+
+    Args:
+        path: Path of the file.
+        kind: What the file is, such as 'image', for error messages.
+    """
     try:
         with open(path, 'rb') as file:
             content = file.read()
@@ -35,9 +42,9 @@ def read_file(path: str, kind: str) -> bytes:
 
 
 def check_whole(content: bytes, path: str, kind: str) -> None:
-    """Raise BadSampleError where a JPEG or PNG was cut short."""
+    """Raise BadSampleError where a JPEG or PNG is truncated."""
     ending = _ENDINGS.get(content[:2])
-    # Some writers pad the end of the file, so look in its tail; a few put whole files there.
+    # Some writers append padding, so the tail is searched; a few append whole files.
     if ending is None or ending in content[-1024:]:
         return
     if content.rfind(ending, _start_of_scan(content)) < 0:
@@ -45,8 +52,8 @@ def check_whole(content: bytes, path: str, kind: str) -> None:
 
 
 def decode(content: bytes, flags: int, path: str, kind: str) -> np.ndarray:
-    """Decode an image; BadSampleError names the file if that fails."""
-    # Labels are asked for unchanged. Threads read them too, which pyspng would make wait.
+    """Decode an image; raise BadSampleError, which names the file, where that fails."""
+    # Labels are decoded unchanged, also by threads, which pyspng would block by the GIL.
     image = None if flags == cv2.IMREAD_UNCHANGED else decode_png(content, flags)
     if image is None and content:
         try:
@@ -61,79 +68,81 @@ def decode(content: bytes, flags: int, path: str, kind: str) -> np.ndarray:
 def decode_reduced(
     content: bytes, flags: int, at_least: tuple[int, int], path: str, kind: str
 ) -> tuple[np.ndarray, int]:
-    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size, which leaves most of the work out.
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size, which skips most of the work.
 
-    A pixel is about the mean of those that it stands for, and covers their area exactly: only
-    sizes are taken that both sides of the image can be divided by.
+    A pixel is about the mean of the pixels that it replaces, and covers their area exactly: only
+    divisors of both sides of the image are used.
 
     Args:
-        content: The file.
-        flags: OpenCV's, of a colour image at full size.
-        at_least: Width and height that the image must not fall below.
-        path: For messages.
-        kind: For messages.
+        content: Content of the file.
+        flags: Flags of OpenCV for a colour image at full size.
+        at_least: The minimum width and height of the result.
+        path: Path of the file, for error messages.
+        kind: What the file is, for error messages.
 
     Returns:
-        The image, and what its sides were divided by; 1 where nothing less is large enough, or
-        where it is no JPEG: other formats are decoded in full, whatever is wanted.
+        The image, and the divisor of its sides. The divisor is 1 where a smaller image would fall
+        below `at_least`, and for other formats than JPEG, which are decoded in full.
     """
     size = jpeg_size(content)
     factor = 1 if size is None else _largest_factor(size, at_least)
     if factor > 1:
         image = decode(content, flags | REDUCED[factor], path, kind)
-        # EXIF data may have turned it by a quarter.
+        # The orientation in EXIF data may have swapped the sides.
         if _covers((image.shape[1], image.shape[0]), at_least):
             return image, factor
     return decode(content, flags, path, kind), 1
 
 
 def check_reduce_to(reduce_to: Any, transform: str) -> tuple[int, int] | None:
-    """Two positive integers, or None; or ValueError."""
+    """Return width and height, or None; raise ValueError for other values."""
     if reduce_to is None:
         return None
     if (
         not isinstance(reduce_to, (tuple, list))
         or len(reduce_to) != 2
-        or not all(isinstance(side, int) and side > 0 for side in reduce_to)
+        or not all(is_whole(side) for side in reduce_to)
     ):
         raise ValueError(
-            f'{transform}.reduce_to must be the width and height that are needed at least, such '
-            f'as (800, 450), or None, found {reduce_to!r}'
+            f'{transform}.reduce_to must be the minimum width and height, such as (800, 450), or '
+            f'None, found {reduce_to!r}'
         )
     return reduce_to[0], reduce_to[1]
 
 
 def jpeg_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height as a JPEG's header has them; None where it is no JPEG, or a broken one."""
+    """Return width and height from the header of a JPEG; None for other or damaged files."""
     if content[:2] != b'\xff\xd8':
         return None
-    place = 2
-    while place + 9 <= len(content):
-        if content[place] != 0xFF:
+    offset = 2
+    while offset + 9 <= len(content):
+        if content[offset] != 0xFF:
             return None
-        marker = content[place + 1]
+        marker = content[offset + 1]
         if marker == 0xFF:  # padding
-            place += 1
+            offset += 1
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
-            height, width = struct.unpack_from('>HH', content, place + 5)
+            height, width = struct.unpack_from('>HH', content, offset + 5)
             return width, height
         else:
-            place += 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
+            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], 'big')
     return None
 
 
 def _start_of_scan(content: bytes) -> int:
-    """Where a JPEG's pixels begin: what comes before may hold a preview, which has an end, too."""
+    """Return the offset of a JPEG's pixels: a preview before them has an end marker, too."""
     if content[:2] != b'\xff\xd8':
         return 0
-    place = 2
-    while place + 4 <= len(content) and content[place] == 0xFF:
-        marker = content[place + 1]
+    offset = 2
+    while offset + 4 <= len(content) and content[offset] == 0xFF:
+        marker = content[offset + 1]
         if marker == 0xDA:
-            return place
-        # Padding, or a segment that says how long it is.
-        skipped = 1 if marker == 0xFF else 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
-        place += skipped
+            return offset
+        # Padding, or a segment that starts with its length.
+        skipped = (
+            1 if marker == 0xFF else 2 + int.from_bytes(content[offset + 2 : offset + 4], 'big')
+        )
+        offset += skipped
     return len(content)
 
 
@@ -150,9 +159,9 @@ def _covers(size: tuple[int, int], at_least: tuple[int, int]) -> bool:
 
 
 def write_image(path: str, image: np.ndarray) -> None:
-    """Write an image; unlike `cv2.imwrite` it takes any path, and says why it failed."""
+    """Write an image to any path; unlike `cv2.imwrite`, raise an error where that fails."""
     encoded, content = cv2.imencode(osp.splitext(path)[1], image)
     if not encoded:
-        raise ValueError(f'{path}: an image of {image.dtype} {image.shape} cannot be encoded')
+        raise ValueError(f'{path}: cannot encode an image of {image.dtype} {image.shape}')
     with open(path, 'wb') as file:
         file.write(content.tobytes())

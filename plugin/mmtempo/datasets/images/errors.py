@@ -1,8 +1,8 @@
-"""The error that names one bad sample."""
+"""Error that names the file of a bad sample."""
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be read; the message names its file and what is wrong with it.
+    """A sample that cannot be read; the message names its file and the reason.
 
-    One string is its only argument, so that it crosses from a worker process unchanged.
+    Its only argument is one string, so that a worker process can send it unchanged.
     """

@@ -1,7 +1,7 @@
-"""PNGs of 8-bit colours and greys: what OpenCV makes of them, in less time.
+"""Decode PNGs of 8-bit colours and greys faster than OpenCV, with the same result.
 
-Most of a PNG's time is its decompression, which zlib-ng does many times as fast as the libraries
-that OpenCV and pyspng have in them. What is left is to add each pixel to its neighbour.
+Most of the time is decompression, which zlib-ng does many times faster than the libraries inside
+OpenCV and pyspng. The rest is to add each pixel to its neighbour.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 _SIGNATURE = b'\x89PNG\r\n\x1a\n'
-# Bits, kind, compression, filter and interlacing of an IHDR chunk.
+# Bit depth, colour type, compression, filter and interlacing of an IHDR chunk.
 _COLOUR, _GREY = b'\x08\x02\x00\x00\x00', b'\x08\x00\x00\x00\x00'
 _FLAGS = {
     _COLOUR: (
@@ -26,29 +26,29 @@ _FLAGS = {
     ),
     _GREY: (cv2.IMREAD_GRAYSCALE, cv2.IMREAD_UNCHANGED),
 }
-# What else may be in the file: transparency, orientation or frames would change the image.
+# Allowed chunks; others, such as transparency, orientation or frames, would change the image.
 _HARMLESS = frozenset((b'IHDR', b'IDAT', b'pHYs', b'tEXt', b'tIME', b'sRGB'))
 _HEADER = slice(8, 33)
-_END = b'\0\0\0\0IEND\xaeB`\x82'  # with its size and check sum
-# A chunk's check sum, and the size and kind of the chunk behind it.
+_END = b'\0\0\0\0IEND\xaeB`\x82'  # with its size and checksum
+# The checksum of a chunk, and size and kind of the next chunk.
 _NEXT = struct.Struct('>II4s')
-# Nobody looks whether it got the memory; OpenCV reports that it did not.
+# zlib-ng does not check whether its allocation succeeds; larger images go to OpenCV, which does.
 _MOST_PIXELS = 1 << 26
-_SUB = 1  # the kind of row whose pixels are differences to the left, as OpenCV writes them
+_SUB = 1  # the filter of a row of differences to the left neighbour, as OpenCV writes them
 
 
 def decode_png(content: bytes, flags: int) -> np.ndarray | None:
-    """Decode a whole file of 8-bit colours or greys, neither transparent nor interlaced.
+    """Decode a file of 8-bit colours or greys that is neither transparent nor interlaced.
 
-    Colours are decoded by pyspng where that is installed. It holds Python's lock, which OpenCV
-    does not: threads wait for each other.
+    Colours are decoded by pyspng where that is installed. Unlike OpenCV it holds the GIL, so
+    other threads wait.
 
     Args:
-        content: The file.
-        flags: OpenCV's; with `cv2.IMREAD_COLOR`, only images of colours are decoded.
+        content: Content of the file.
+        flags: Flags of OpenCV; with `cv2.IMREAD_COLOR` only colour images are decoded.
 
     Returns:
-        The image, or None for what is left to OpenCV: files of other kinds, and broken ones.
+        The image, or None for files that OpenCV must decode: other kinds and damaged files.
     """
     if content[:8] != _SIGNATURE or flags not in _FLAGS.get(content[24:29], ()):
         return None
@@ -63,7 +63,7 @@ def decode_png(content: bytes, flags: int) -> np.ndarray | None:
     if rows is None:
         return None
     if is_grey and (rows[:, 0] == _SUB).all():
-        return _added_up(rows[:, 1:])
+        return _cumulated(rows[:, 1:])
     stored = _stored(content[_HEADER], rows)
     pyspng = None if is_grey else _pyspng()
     if pyspng is None:
@@ -71,7 +71,7 @@ def decode_png(content: bytes, flags: int) -> np.ndarray | None:
     try:
         return cv2.cvtColor(pyspng.load(stored), cv2.COLOR_RGB2BGR)
     except RuntimeError:
-        return None  # OpenCV says what is wrong
+        return None  # OpenCV reports the reason
 
 
 @functools.cache
@@ -84,37 +84,37 @@ def _pyspng() -> ModuleType | None:
 
 
 def _image_data(content: bytes) -> bytes | memoryview | None:
-    """A PNG's compressed pixels; None unless all chunks are known and carry their check sums."""
-    view, place, parts = memoryview(content), len(_SIGNATURE), []
-    size, kind = struct.unpack_from('>I4s', content, place)
+    """Return the compressed pixels; None unless all chunks are allowed and have valid checksums."""
+    view, start, parts = memoryview(content), len(_SIGNATURE), []
+    size, kind = struct.unpack_from('>I4s', content, start)
     while kind != b'IEND':
-        end = place + 8 + size
+        end = start + 8 + size
         if kind not in _HARMLESS or end + 12 > len(content):
             return None
-        check_sum, next_size, next_kind = _NEXT.unpack_from(content, end)
-        if zlib_ng.crc32(view[place + 4 : end]) != check_sum:
+        checksum, next_size, next_kind = _NEXT.unpack_from(content, end)
+        if zlib_ng.crc32(view[start + 4 : end]) != checksum:
             return None
         if kind == b'IDAT':
-            parts.append(view[place + 8 : end])
-        place, size, kind = end + 4, next_size, next_kind
+            parts.append(view[start + 8 : end])
+        start, size, kind = end + 4, next_size, next_kind
     return parts[0] if len(parts) == 1 else b''.join(parts)
 
 
 def _inflate(data: bytes | memoryview, height: int, length: int) -> np.ndarray | None:
-    """Decompress rows of so many bytes, the kind of the row first; None if it is not just them."""
+    """Decompress rows of `length` bytes, the first one its filter; None for any other size."""
     stream, size = zlib_ng.decompressobj(), height * length
     try:
-        # With room for more than there may be, it goes on to the check sum at the end.
+        # One byte more than expected, so that it also reads the checksum at the end.
         rows = stream.decompress(data, size + 1)
-    except zlib_ng.error:  # type: ignore[misc]  # its stubs do not say what it is
+    except zlib_ng.error:  # type: ignore[misc]  # untyped in its stubs
         return None
     if len(rows) != size or not stream.eof:
         return None
     return np.frombuffer(rows, np.uint8).reshape(height, length)
 
 
-def _added_up(differences: np.ndarray) -> np.ndarray:
-    """Sums along the rows; made along columns, which are added many pixels at a time."""
+def _cumulated(differences: np.ndarray) -> np.ndarray:
+    """Return cumulative sums along the rows, computed on the transpose, whose rows vectorize."""
     columns = cv2.transpose(differences)
     for left, column in itertools.pairwise(columns):
         np.add(left, column, out=column)
@@ -122,8 +122,8 @@ def _added_up(differences: np.ndarray) -> np.ndarray:
 
 
 def _stored(header: bytes, rows: np.ndarray) -> bytes:
-    """A PNG of the same rows that is not compressed."""
+    """Return an uncompressed PNG of the same rows."""
     data = b'IDAT' + zlib_ng.compress(rows, 0)
-    size, check_sum = len(data) - 4, zlib_ng.crc32(data)
-    parts = _SIGNATURE, header, struct.pack('>I', size), data, struct.pack('>I', check_sum), _END
+    size, checksum = len(data) - 4, zlib_ng.crc32(data)
+    parts = _SIGNATURE, header, struct.pack('>I', size), data, struct.pack('>I', checksum), _END
     return b''.join(parts)

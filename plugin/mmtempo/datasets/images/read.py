@@ -1,4 +1,4 @@
-"""Files from wherever mmengine can read them, with errors that name them."""
+"""Read image files from any backend of mmengine, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .decode import check_whole, read_file
 from .errors import BadSampleError
 from .png import decode_png
 
-# mmcv's names of OpenCV's flags.
+# Names that mmcv gives to flags of OpenCV.
 FLAGS = dict(
     color=cv2.IMREAD_COLOR,
     color_ignore_orientation=cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
@@ -25,7 +25,14 @@ FLAGS = dict(
 def get_content(
     path: str, backend_args: dict | None, kind: str, file_client_args: dict | None = None
 ) -> bytes:
-    """The file's bytes, checked to be whole."""
+    """Return the bytes of a file; raise BadSampleError where it is truncated.
+
+    Args:
+        path: Path or URL of the file.
+        backend_args: Arguments of mmengine's file backend; None for a local file.
+        kind: What the file is, such as 'image', for error messages.
+        file_client_args: Arguments of mmengine's former file client. Defaults to None.
+    """
     if file_client_args is not None:
         client = fileio.FileClient.infer_client(file_client_args, path)
         content = client.get(path)
@@ -39,16 +46,16 @@ def get_content(
 
 
 def decode_as_stock(content: bytes, flag: str, backend: str, path: str, kind: str) -> np.ndarray:
-    """As `mmcv.imfrombytes`; BadSampleError names a file that is no image."""
+    """Decode as `mmcv.imfrombytes` does; raise BadSampleError where the file is no image."""
     if backend == 'cv2' and flag in FLAGS:
         decoded = decode_png(content, FLAGS[flag])
         if decoded is not None:
             return decoded
-    why: Any = ''
+    reason: Any = ''
     try:
         image = mmcv.imfrombytes(content, flag=flag, backend=backend)
-    except (cv2.error, OSError, SyntaxError) as error:  # Pillow's are of the latter two kinds
-        image, why = None, f': {error}'
+    except (cv2.error, OSError, SyntaxError) as error:  # the latter two are Pillow's
+        image, reason = None, f': {error}'
     if image is None:
-        raise BadSampleError(f'{kind} {path}: not a readable image ({len(content)} bytes){why}')
+        raise BadSampleError(f'{kind} {path}: not a readable image ({len(content)} bytes){reason}')
     return image

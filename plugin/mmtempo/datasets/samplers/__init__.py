@@ -1,4 +1,4 @@
-"""Samplers: endless and resumable, balanced by class, P x K by identity."""
+"""Samplers: endless and resumable, class-balanced, and P x K by identity."""
 
 from .class_balanced_sampler import ClassBalancedSampler
 from .pk_sampler import PKSampler

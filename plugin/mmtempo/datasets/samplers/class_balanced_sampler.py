@@ -1,8 +1,7 @@
-"""Samples with rare classes, drawn more often."""
+"""Sampler that draws samples with rare classes more often."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence, Sized
 
 import numpy as np
@@ -11,13 +10,16 @@ from mmengine.dist import broadcast, is_distributed
 from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS
 
+from mmtempo.utils.checks import is_number, is_number_from, is_whole
+from mmtempo.utils.units import percent
+
 from .epoch_sampler import EpochSampler
-from .label_counts import count_labels
+from .label_histogram import count_labels
 
 
 @DATA_SAMPLERS.register_module()
 class ClassBalancedSampler(EpochSampler):
-    """For segmentation: draws samples that show rare classes more often than the others.
+    """A sampler for segmentation that draws samples with rare classes more often.
 
     Repeat-factor sampling (LVIS, arXiv:1908.03195), as drawing by weight::
 
@@ -25,15 +27,14 @@ class ClassBalancedSampler(EpochSampler):
         r_c = max(1, (threshold / f_c) ** power)      how rare a class is
         w_i = max(r_c of the classes c that sample i shows), 1 where it shows none
 
-    A sample's expected number of draws in an epoch is proportional to w_i, and it is drawn that
-    many times rounded down or up, rather than left to chance each time: what is
-    expected once is seen once. The square root (`power=0.5`) evens out without drawing the few
-    samples of the rarest class over and over; `threshold=1, power=1` is weighting by inverse
-    frequency.
+    The expected number of draws of a sample in an epoch is proportional to w_i, and the actual
+    number is that value rounded down or up: a sample that is expected once is drawn once. The
+    square root (`power=0.5`) balances the classes without repeating the few samples of the rarest
+    class many times; `threshold=1, power=1` is weighting by inverse frequency.
 
-    The labels are read once, in the first process, by threads, and the pixels of each class kept
-    in a file; from then on only labels are read that are new or were changed. The order is a
-    function of (seed, epoch), and all processes have equally many samples.
+    Threads of the first process read the labels once and write the pixels of each class to a
+    file; later runs read new and changed labels only. The order is a function of (seed, epoch),
+    and all processes have the same number of samples.
 
     Example::
 
@@ -41,14 +42,16 @@ class ClassBalancedSampler(EpochSampler):
             sampler=dict(type='ClassBalancedSampler', threshold=0.5), ...)
 
     Args:
-        dataset: One whose data infos have mmseg's `seg_map_path` or our `bev_path`.
-        threshold: Classes that a smaller share of the samples shows are rare. Defaults to 0.5.
+        dataset: A data set whose data infos have mmseg's `seg_map_path` or our `bev_path`.
+        threshold: Classes shown by a smaller share of the samples are rare. Defaults to 0.5.
         power: How strongly rare classes are favoured. Defaults to 0.5.
-        min_pixels: Pixels (of a BEV label: cells) that show a class. Defaults to 1.
-        num_samples: Of an epoch, in all processes. Defaults to None: as the data set has.
-        cache_file: Where the pixels of each class are kept, an .npz file. Defaults to None: in the
-            user's cache folder, named after the labels' paths.
-        seed: Of the order; None draws one that all processes share. Defaults to None.
+        min_pixels: Pixels (in a BEV label: cells) from which on a label shows a class.
+            Defaults to 1.
+        num_samples: Samples of an epoch in all processes together. Defaults to None: the size of
+            the data set.
+        cache_file: Path of the .npz file with the pixels of each class. Defaults to None: a file
+            in the user's cache folder, named after the paths of the labels.
+        seed: Seed of the order. Defaults to None: a random seed that all processes share.
     """
 
     def __init__(
@@ -62,27 +65,32 @@ class ClassBalancedSampler(EpochSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(dataset, seed)
-        if not 0 < threshold <= 1:
+        if not (is_number(threshold, above=0) and threshold <= 1):
             raise ValueError(
-                f'ClassBalancedSampler.threshold is a share of the samples, above 0 and at most 1, '
-                f'found {threshold!r}'
+                'ClassBalancedSampler.threshold must be a share of the samples, above 0 and at '
+                f'most 1, found {threshold!r}'
             )
-        if not (math.isfinite(power) and power >= 0):
+        if not is_number_from(power, 0):
             raise ValueError(f'ClassBalancedSampler.power must be 0 or more, found {power!r}')
         for name, value in dict(min_pixels=min_pixels, num_samples=num_samples).items():
-            if value is not None and value < 1:
-                raise ValueError(f'ClassBalancedSampler.{name} must be 1 or more, found {value!r}')
+            if value is not None and not is_whole(value):
+                raise ValueError(
+                    f'ClassBalancedSampler.{name} must be an integer of 1 or more, found {value!r}'
+                )
         self.num_samples = num_samples or len(dataset)
         shown = self._counts(cache_file) >= min_pixels
         self.frequencies = shown.mean(0)
-        # What no sample shows is not rare, but absent.
+        # A class that no sample shows is absent, not rare.
         frequencies = np.where(self.frequencies > 0, self.frequencies, 1)
         self.class_factors = np.maximum(1, (threshold / frequencies) ** power)
         self.weights = np.where(shown, self.class_factors, 1).max(1)
-        self._say()
+        self._log_weights()
 
     def _counts(self, cache_file: str | None) -> np.ndarray:
-        """The first process's, in all of them: so they draw alike whatever their files hold."""
+        """Return the counts of the first process in all processes, so that all draw alike.
+
+        Their own files may differ.
+        """
         if not is_distributed():
             return count_labels(self.dataset, cache_file)
         shape = torch.zeros(2, dtype=torch.int64)
@@ -95,21 +103,21 @@ class ClassBalancedSampler(EpochSampler):
         broadcast(counts)
         return counts.numpy()
 
-    def _say(self) -> None:
+    def _log_weights(self) -> None:
         names: Sequence[str] = self.dataset.metainfo.get('classes') or ()  # type: ignore[attr-defined]
         if len(names) != len(self.frequencies):
             names = [str(number) for number in range(len(self.frequencies))]
         rarest = np.argsort(self.frequencies, kind='stable')
         absent = [names[c] for c in rarest if self.frequencies[c] == 0]
-        listed = [
-            f'{names[c]} {self.frequencies[c]:.1%} x{self.class_factors[c]:.2f}'
+        rare = [
+            f'{names[c]} {percent(self.frequencies[c])} x{self.class_factors[c]:.2f}'
             for c in rarest
             if self.class_factors[c] > 1
         ]
         print_log(
             f'ClassBalancedSampler: {len(self.weights):,} samples, weights 1 to '
             f'{self.weights.max():.2f}; rare classes (share of the samples, factor): '
-            f'{", ".join(listed) or "none"}'
+            f'{", ".join(rare) or "none"}'
             + (f'; in no sample: {", ".join(absent)}' if absent else ''),
             logger='current',
         )
@@ -118,16 +126,16 @@ class ClassBalancedSampler(EpochSampler):
         return -(-self.num_samples // self.world_size)
 
     def indices(self, epoch: int, start: int) -> Iterator[int]:
-        """Every `world_size`-th of all that are drawn; the first ones again where they run out."""
+        """Yield every `world_size`-th draw; the first draws fill up the last turn."""
         drawn = np.resize(self._drawn(epoch), len(self) * self.world_size)
         yield from drawn[self.rank :: self.world_size][start:].tolist()
 
     def _drawn(self, epoch: int) -> np.ndarray:
-        """Points at equal distances on the weights laid end to end, in random order."""
+        """Draw at equidistant points on the weights laid end to end, and shuffle the draws."""
         rng = np.random.default_rng([self.seed, epoch])
         laid = rng.permutation(len(self.weights))
         ends = np.cumsum(self.weights[laid])
         points = (rng.random() + np.arange(self.num_samples)) * (ends[-1] / self.num_samples)
-        # Rounding may put the last point behind the last end.
-        places = np.minimum(np.searchsorted(ends, points, side='right'), len(ends) - 1)
-        return rng.permutation(laid[places])
+        # Rounding may put the last point after the last end.
+        found = np.minimum(np.searchsorted(ends, points, side='right'), len(ends) - 1)
+        return rng.permutation(laid[found])

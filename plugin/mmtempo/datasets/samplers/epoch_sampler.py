@@ -1,4 +1,4 @@
-"""What samplers of finite epochs share: ranks, seed, epoch, and a way to begin inside one."""
+"""Base class of samplers with finite epochs: rank, seed, epoch, and a start within an epoch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Iterator, Sized
 from mmengine.dist import get_dist_info, sync_random_seed
 from torch.utils.data import Sampler
 
+from mmtempo.utils.checks import is_whole
+
 
 class EpochSampler(Sampler):
-    """A sampler whose order is a function of (seed, epoch) alone, with a share for each process.
+    """A sampler whose order depends on (seed, epoch) alone, with a share for each process.
 
     Args:
         dataset: The data set.
-        seed: Of the order; None draws one that all processes share. Defaults to None.
+        seed: Seed of the order. Defaults to None: a random seed that all processes share.
     """
 
     def __init__(self, dataset: Sized, seed: int | None = None) -> None:
         name = type(self).__name__
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        if seed is not None and not is_whole(seed, 0):
             raise ValueError(f'{name}.seed must be None or an integer of 0 or more, found {seed!r}')
         if len(dataset) == 0:
             raise ValueError(f'{name}: the data set is empty')
@@ -31,25 +33,25 @@ class EpochSampler(Sampler):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Indices of an epoch in this process; the same in all."""
+        """Return the number of indices of an epoch in this process; the same in all processes."""
 
     @abstractmethod
     def indices(self, epoch: int, start: int) -> Iterator[int]:
-        """This process's indices of an epoch, from the one at `start` on."""
+        """Yield this process's indices of an epoch, from position `start` on."""
 
     def __iter__(self) -> Iterator[int]:
         start, self._start = self._start, 0
         return self.indices(self.epoch + self._epochs_ahead, start)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch from the next `iter()` on."""
+        """Use the order of this epoch from the next `iter()` on."""
         self.epoch = epoch
 
     def skip(self, num_samples: int) -> None:
-        """Begin behind so many indices of this process, the next time only.
+        """Skip this many indices of this process in the next epoch.
 
-        Where that is beyond the epoch's end, the epochs that are set count from there: that is
-        how onedl-mmengine's iteration loop resumes.
+        Where they exceed the epoch, `set_epoch` counts from the epoch that they reach: that is
+        how the iteration-based loop of onedl-mmengine resumes.
         """
         if num_samples < 0:
             raise ValueError(f'num_samples must not be negative, found {num_samples}')

@@ -1,4 +1,4 @@
-"""Batches of P identities with K samples each."""
+"""Sampler of batches of P identities with K samples each."""
 
 from __future__ import annotations
 
@@ -13,31 +13,41 @@ import numpy as np
 from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS
 
+from mmtempo.utils.checks import is_whole
+from mmtempo.utils.units import duration, percent
+
 from .epoch_sampler import EpochSampler
-from .identity_pools import Dealer, Pool, Pools, Repeats, endless_identities
-from .sample_columns import Source, read_columns
+from .identity_pools import (
+    Dealer,
+    Pool,
+    Pools,
+    Repeats,
+    Source,
+    endless_identities,
+    read_columns,
+)
 
 
 @DATA_SAMPLERS.register_module()
 class PKSampler(EpochSampler):
-    """Each run of P x K indices holds P identities with K samples each: one batch.
+    """A sampler of which each P x K consecutive indices are P identities with K samples each.
 
-    Identity and modalities of all samples are read once, into arrays, from the annotations; a
-    draw costs the same however large the data set is.
+    Identity and modalities of all samples are read once, into arrays, from the annotations. The
+    cost of a draw does not depend on the size of the data set.
 
     ::
 
         epoch: a permutation of the identities, and another one, ...
         batch: P of them in a row, each with K samples off its own shuffled deck
 
-    The order is a function of (seed, epoch), and is dealt out to the processes batch by batch:
-    they have no identity in common as long as P x processes is at most half of all identities.
-    An epoch has as many batches as the samples fill, at least one, and the same number for all
-    processes. Identities are drawn equally often, so not every sample of a large one is seen in
-    each epoch. An identity with fewer than K samples gives all of them, and some of them again;
-    a line at the end of the epoch says how often, and `repeats` at any time.
+    The order is a function of (seed, epoch). Processes take turns batch by batch, and have no
+    identity in common as long as P x processes is at most half of all identities. An epoch has as
+    many batches as the samples fill, at least one, and the same number for all processes.
+    Identities are drawn equally often, so an epoch may not contain every sample of a large
+    identity. An identity with fewer than K samples contributes all of them, some repeatedly; a log
+    line at the end of the epoch reports how often, and `repeats` at any time.
 
-    The loader's `batch_size` must be P x K; `check_batch_size` tells.
+    The loader's `batch_size` must be P x K; `check_batch_size` checks that.
 
     Example::
 
@@ -49,19 +59,19 @@ class PKSampler(EpochSampler):
 
     Args:
         dataset: The data set.
-        identities: P, the identities of a batch. Defaults to 8.
-        instances: K, the samples of each of them. Defaults to 4.
-        identity_key: Where a sample's identity is: a key of its data info, a callable that takes
-            the data info, or `dict(type=...)` of one in `FUNCTIONS`. It is a whole number or a
-            string; samples with None are left out. Defaults to 'identity'.
-        modality_key: Likewise, its modalities: a name, several, or a dict of them, of which those
-            that are None or False do not count. Defaults to None.
-        required: Modalities that the K samples of an identity must have between them. An
-            identity that cannot is left out. At most K. Defaults to ().
-        preferred: Modalities that they are to have between them as far as the identity has them
-            and K allows. Samples with all of `required` and `preferred` are drawn before all
-            others, so an identity that has K of them gives no others. Defaults to ().
-        seed: Of the order; None draws one that all processes share. Defaults to None.
+        identities: P, the number of identities of a batch. Defaults to 8.
+        instances: K, the number of samples of each identity. Defaults to 4.
+        identity_key: Source of a sample's identity: a key of its data info, a callable that takes
+            the data info, or `dict(type=...)` of a function in `FUNCTIONS`. An identity is an
+            integer or a string; samples with None are left out. Defaults to 'identity'.
+        modality_key: Source of a sample's modalities, of the same forms: a name, several names,
+            or a dict of them, where values of None or False mean absent. Defaults to None.
+        required: Modalities that the K samples of an identity must have between them; identities
+            that lack one are left out. At most K. Defaults to ().
+        preferred: Modalities that the K samples should have between them, as far as the identity
+            has them and K allows. Samples with all of `required` and `preferred` are drawn first,
+            so an identity that has K such samples contributes no others. Defaults to ().
+        seed: Seed of the order. Defaults to None: a random seed that all processes share.
     """
 
     def __init__(
@@ -76,21 +86,21 @@ class PKSampler(EpochSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(dataset, seed)
-        self.identities = _positive('identities', identities)
-        self.instances = _positive('instances', instances)
+        self.identities = _checked('identities', identities)
+        self.instances = _checked('instances', instances)
         required, preferred = _names('required', required), _names('preferred', preferred)
         wanted = tuple(dict.fromkeys([*required, *preferred]))
         if len(required) > instances:
             raise ValueError(
-                f'PKSampler.required names {len(required)} modalities, for which '
-                f'instances={instances} samples of an identity may be too few; raise instances'
+                f'PKSampler.required must name at most instances={instances} modalities, found '
+                f'{len(required)}; raise instances'
             )
         sources = {'PKSampler.identity_key': identity_key}
         if wanted:
             if modality_key is None:
                 raise ValueError(
-                    'PKSampler.modality_key is missing: required and preferred need to know '
-                    'where the modalities of a sample are'
+                    'PKSampler.modality_key is missing; required and preferred need the source '
+                    "of a sample's modalities"
                 )
             sources['PKSampler.modality_key'] = modality_key
         start = time.perf_counter()
@@ -104,7 +114,7 @@ class PKSampler(EpochSampler):
     def _keep_usable(
         self, codes: np.ndarray, count: int, masks: dict[str, np.ndarray], required: tuple[str, ...]
     ) -> None:
-        """Number the identities anew that have what is required; say what became of the others."""
+        """Renumber the identities that have all required modalities; log how many are left out."""
         usable, lacking = np.ones(count, dtype=bool), []
         for name in required:
             having = Pool(codes, masks[name], count).sizes > 0
@@ -116,14 +126,14 @@ class PKSampler(EpochSampler):
         if self._count < self.identities:
             raise ValueError(
                 f'PKSampler.identities={self.identities}, but only {self._count:,} of {count:,} '
-                f'identities can be used{left_out}; lower identities, or require less'
+                f'identities can be used{left_out}; lower identities, or require fewer modalities'
             )
-        # What is behind the last identity stands for samples without one.
+        # Code -1, of samples without an identity, indexes the appended -1.
         codes = np.append(np.where(usable, np.cumsum(usable) - 1, -1), -1)[codes]
-        everyone = np.ones(len(codes), dtype=bool)
-        complete = np.logical_and.reduce([everyone, *masks.values()])
+        all_samples = np.ones(len(codes), dtype=bool)
+        complete = np.logical_and.reduce([all_samples, *masks.values()])
         self._pools = Pools(
-            Pool(codes, everyone, self._count),
+            Pool(codes, all_samples, self._count),
             tuple(Pool(codes, mask, self._count) for mask in masks.values()),
             Pool(codes, complete, self._count) if len(masks) > len(required) else None,
         )
@@ -131,12 +141,12 @@ class PKSampler(EpochSampler):
         batches = max(1, int(sizes.sum()) // (self.identities * self.instances))
         self.batches = -(-batches // self.world_size)
         print_log(
-            f'PKSampler: metadata of {len(codes):,} samples read in {self._seconds:.2f} s; '
-            f'{self._count:,} of {count:,} identities ({self._count / count:.1%}) can be used, '
-            f'with {sizes.sum():,} samples{left_out}. {np.count_nonzero(sizes < self.instances):,} '
-            f'of them have fewer than {self.instances} samples. {self.batches:,} batches of '
-            f'{self.identities} x {self.instances} an epoch for each of {self.world_size} '
-            'process(es)',
+            f'PKSampler: metadata of {len(codes):,} samples read in {duration(self._seconds)}; '
+            f'{self._count:,} of {count:,} identities ({percent(self._count / count)}) can be '
+            f'used, with {sizes.sum():,} samples{left_out}; usable identities with fewer than '
+            f'{self.instances} samples: {np.count_nonzero(sizes < self.instances):,}; '
+            f'{self.batches:,} batches of {self.identities} x {self.instances} per epoch and '
+            f'process; processes: {self.world_size}',
             logger='current',
         )
 
@@ -144,7 +154,7 @@ class PKSampler(EpochSampler):
         return self.batches * self.identities * self.instances
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise ValueError where the loader would cut the batches elsewhere."""
+        """Raise ValueError where the batch size of the loader is not P x K."""
         size = self.identities * self.instances
         if batch_size != size:
             raise ValueError(
@@ -153,7 +163,7 @@ class PKSampler(EpochSampler):
             )
 
     def indices(self, epoch: int, start: int) -> Iterator[int]:
-        """From the first whole batch on that is at `start` or behind it."""
+        """Yield the indices from the first batch that begins at `start` or later."""
         repeats = self.repeats = Repeats()
         first = -(-start // (self.identities * self.instances))
         mine = range(first * self.world_size + self.rank, self.batches * self.world_size)
@@ -162,14 +172,14 @@ class PKSampler(EpochSampler):
             yield from batch
         if repeats.short_visits:
             print_log(
-                f'PKSampler, epoch {epoch}: {repeats.short_visits:,} of {repeats.visits:,} times '
-                f'({repeats.short_visits / repeats.visits:.1%}) an identity had fewer than '
-                f'{self.instances} samples; {repeats.repeated:,} samples were drawn again',
+                f'PKSampler: epoch {epoch} drew {repeats.short_visits:,} of {repeats.visits:,} '
+                f'identities ({percent(repeats.short_visits / repeats.visits)}) with fewer than '
+                f'{self.instances} samples; {repeats.repeated:,} samples were drawn repeatedly',
                 logger='current',
             )
 
     def _all_batches(self, epoch: int, repeats: Repeats) -> Iterator[list[int]]:
-        """Those of all processes, without an end."""
+        """Yield the batches of all processes, without an end."""
         rng = random.Random(f'{self.seed} {epoch}')
         dealer = Dealer(self._pools, self.instances, rng, repeats)
         order = endless_identities(self._count, self.identities, rng)
@@ -180,8 +190,8 @@ class PKSampler(EpochSampler):
             yield batch
 
 
-def _positive(argument: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _checked(argument: str, value: int) -> int:
+    if not is_whole(value):
         raise ValueError(f'PKSampler.{argument} must be an integer of 1 or more, found {value!r}')
     return value
 
@@ -193,33 +203,33 @@ def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _codes(identities: Iterable[Any]) -> tuple[np.ndarray, int]:
-    """A number for each sample's identity, -1 for none; and how many there are."""
-    known: dict[Any, int] = {}
+    """Return the number of each sample's identity, -1 for none, and the count of identities."""
+    numbers: dict[Any, int] = {}
     codes = []
     for index, identity in enumerate(identities):
         if identity is None:
             codes.append(-1)
             continue
-        # Others may have no value of their own to be compared by, such as tensors.
+        # Other types, such as tensors, may compare by object instead of by value.
         if not isinstance(identity, (int, str, np.integer)):
             raise TypeError(
-                f'PKSampler.identity_key: the identity of sample {index} is a '
-                f'{type(identity).__name__}; it must be a whole number or a string'
+                'PKSampler.identity_key: an identity must be an integer or a string, found '
+                f'{type(identity).__name__} in sample {index}'
             )
-        codes.append(known.setdefault(identity, len(known)))
-    return np.array(codes, dtype=np.int64), len(known)
+        codes.append(numbers.setdefault(identity, len(numbers)))
+    return np.array(codes, dtype=np.int64), len(numbers)
 
 
 def _masks(values: Iterable[Any], wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Which samples have each of the wanted modalities."""
+    """Return a mask of the samples that have it for each wanted modality."""
     sets = [_modalities(index, value) for index, value in enumerate(values)]
     found = Counter(name for names in sets for name in names)
     unknown = [name for name in wanted if name not in found]
     if unknown:
         listed = ', '.join(f'{name!r} ({count:,})' for name, count in found.most_common())
         raise ValueError(
-            f'PKSampler: no sample has the modality {", ".join(map(repr, unknown))} that required '
-            f'or preferred asks for; samples by modality: {listed or "none"}'
+            'PKSampler.required and preferred: no sample has the modality '
+            f'{", ".join(map(repr, unknown))}; found (samples by modality): {listed or "none"}'
         )
     return {name: np.array([name in names for names in sets], dtype=bool) for name in wanted}
 
@@ -230,11 +240,10 @@ def _modalities(index: int, value: Any) -> frozenset[str]:
     if isinstance(value, str):
         return frozenset([value])
     if isinstance(value, Mapping):
-        present = (name for name, what in value.items() if what is not None and what is not False)
-        return frozenset(present)
+        return frozenset(key for key, one in value.items() if one is not None and one is not False)
     if isinstance(value, (list, tuple, set, frozenset)):
         return frozenset(value)
     raise TypeError(
-        f'PKSampler.modality_key: the modalities of sample {index} are a {type(value).__name__}; '
-        'expected a name, several, or a dict of them'
+        'PKSampler.modality_key: modalities must be a name, several names, or a dict of them, '
+        f'found {type(value).__name__} in sample {index}'
     )

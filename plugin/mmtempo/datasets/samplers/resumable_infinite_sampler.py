@@ -1,4 +1,4 @@
-"""Permutation after permutation, without an end."""
+"""Endless sampler that starts at any position without a replay."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils.data import Sampler
 
 @DATA_SAMPLERS.register_module()
 class ResumableInfiniteSampler(Sampler):
-    """mmengine's `InfiniteSampler`, from any place on at once.
+    """mmengine's `InfiniteSampler` that starts at any position without a replay.
 
-    The order of each epoch is a permutation of (seed, epoch), so that a training that is resumed
-    at iteration 100,000 needs one permutation to go on, and not all those before it. The first
-    epoch is that of the stock sampler; its later ones are drawn from one generator after the
-    other's end, and can only be replayed. Several processes take turns, as in stock.
+    The order of each epoch is a permutation drawn from (seed, epoch), so a training that resumes
+    at iteration 100,000 computes one permutation instead of all earlier ones. The first epoch
+    equals that of the stock sampler; stock draws the later epochs from one generator in a row, so
+    they can only be replayed. Processes take turns, as in stock.
 
     Example::
 
@@ -25,8 +25,8 @@ class ResumableInfiniteSampler(Sampler):
 
     Args:
         dataset: The data set.
-        shuffle: Whether to permute it. Defaults to True.
-        seed: Of the permutations; None draws one that all processes share. Defaults to None.
+        shuffle: Whether to permute the samples. Defaults to True.
+        seed: Seed of the permutations. Defaults to None: a random seed that all processes share.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int | None = None) -> None:
@@ -40,26 +40,26 @@ class ResumableInfiniteSampler(Sampler):
         self._start = 0
 
     def __iter__(self) -> Iterator[int]:
-        known, order = -1, list[int]()
-        place = self._start * self.world_size + self.rank
+        current, order = -1, list[int]()
+        position = self._start * self.world_size + self.rank
         while True:
-            epoch, offset = divmod(place, self.size)
-            if epoch != known:
-                known, order = epoch, self._order(epoch)
+            epoch, offset = divmod(position, self.size)
+            if epoch != current:
+                current, order = epoch, self._order(epoch)
             yield order[offset]
-            place += self.world_size
+            position += self.world_size
 
     def __len__(self) -> int:
         return self.size
 
     def skip(self, num_samples: int) -> None:
-        """Begin behind so many samples of this process; as the stock sampler of onedl-mmengine."""
+        """Start after this many samples of this process; as the sampler of onedl-mmengine does."""
         if num_samples < 0:
             raise ValueError(f'num_samples must not be negative, found {num_samples}')
         self._start = num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """It knows its epochs."""
+        """Ignore the epoch: the position determines it."""
 
     def _order(self, epoch: int) -> list[int]:
         if not self.shuffle:

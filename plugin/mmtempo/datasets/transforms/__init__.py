@@ -1,4 +1,4 @@
-"""mmseg's transforms for less CPU time: the same results, by changing `type` alone."""
+"""Faster versions of mmseg's transforms with the same results; only `type` changes."""
 
 from .fast_load_annotations import FastLoadAnnotations
 from .fast_load_image_from_file import FastLoadImageFromFile

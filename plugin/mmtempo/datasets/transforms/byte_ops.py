@@ -1,4 +1,4 @@
-"""Functions of a byte, written out as a table of 256, or as arithmetic that gives the same."""
+"""Functions of a byte as a table of 256 values, or as arithmetic with equal results."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import numpy as np
 
 BYTES = np.arange(256, dtype=np.uint8)
 BYTES.flags.writeable = False
-# The same in rows of one pixel, which OpenCV computes without vector instructions.
+# The same in rows of one pixel, for which OpenCV uses no vector instructions.
 NARROW = np.stack([BYTES, BYTES], 1)[:, :1]
-# Added to a product that OpenCV rounds, so that it truncates; the rest keeps whole products whole.
+# Added to a product before OpenCV rounds it, so that it truncates; 2**-13 keeps integers exact.
 TRUNCATED = 2.0**-13 - 0.5
-# So near to a whole number float32 may round a sum to it.
+# Within this distance of an integer, float32 may round a sum to it.
 EDGE = 2.0**-10
-# Takes an image of three channels of bytes, and where to put what becomes of them: there even.
+# A function of an image of three channels of bytes, and of an output, which may be the image.
 ByteOp = Callable[[np.ndarray, np.ndarray], None]
 
 
 def look_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """`table[values]` for bytes, several times as fast."""
-    # OpenCV drops a last dimension of 1.
+    """Return `table[values]` for bytes, several times faster."""
+    # OpenCV drops a last dimension of size 1.
     return cv2.LUT(values, table).reshape(values.shape)
 
 
 def adding(beta: float, table: Callable[[], np.ndarray]) -> ByteOp:
-    """Of each byte the sum with a number, less what is behind the point, from 0 to 255.
+    """Return a function that adds a number to each byte, truncates and clips it to 0 to 255.
 
     Args:
         beta: The number.
-        table: Gives the same as a table; asked for where a sum might be rounded to a whole number.
+        table: Returns the 256 results; called where a sum might round to an integer.
     """
-    more = math.floor(beta)
-    if not EDGE < beta - more < 1 - EDGE:
+    whole = math.floor(beta)
+    if not EDGE < beta - whole < 1 - EDGE:
         return partial(_look_up, table())
-    # Beyond 255 all are 0 or 255.
-    amount = min(abs(more), 255)
-    return partial(_add if more > 0 else _subtract, (amount, amount, amount, 0))
+    # Beyond 255 all results are 0 or 255.
+    amount = min(abs(whole), 255)
+    return partial(_add if whole > 0 else _subtract, (amount, amount, amount, 0))
 
 
 def multiplying(factor: float, table: Callable[[], np.ndarray]) -> ByteOp:
     """Return a function that multiplies each byte, truncates and clips it to 0 to 255.
 
-    OpenCV's product rounds; for some factors one of the 256 results differs from the table's,
-    which is looked up then. It takes three times as long for an image.
+    OpenCV rounds products. For some factors one of the 256 results differs from the table, which
+    is looked up then; that takes three times as long for an image.
 
     Args:
         factor: The factor.

@@ -1,48 +1,48 @@
-"""Whether a crop is worth learning from."""
+"""Check that no class dominates a crop."""
 
 from __future__ import annotations
 
 import cv2
 import numpy as np
 
-# Of so many labels one is looked at in each direction, to see which is the most frequent.
+# Step in both directions at which labels are sampled to guess the most frequent classes.
 STEP = 16
-# Beyond it OpenCV's counts, which are float32, are not exact any more.
+# OpenCV counts in float32, which is exact up to this number of labels.
 EXACT = 1 << 24
 
 
 def is_varied(labels: np.ndarray, ignore_index: int, cat_max_ratio: float) -> bool:
-    """Whether no class fills more of a crop than it may: mmseg's test, without sorting the labels.
+    """Return whether every class stays below a share of a crop: mmseg's test without sorting.
 
     Args:
         labels: The labels of the crop.
-        ignore_index: A label that does not count.
-        cat_max_ratio: The share of the others that one class must stay below.
+        ignore_index: The label that is not counted.
+        cat_max_ratio: The share of the counted labels that each class must stay below.
     """
     if labels.dtype != np.uint8 or labels.ndim != 2:
         present, counts = np.unique(labels, return_counts=True)
         counts = counts[present != ignore_index]
     else:
-        known = _by_most_frequent(labels, ignore_index, cat_max_ratio)
-        if known is not None:
-            return known
+        answer = _by_most_frequent(labels, ignore_index, cat_max_ratio)
+        if answer is not None:
+            return answer
         counts = _counts(labels, ignore_index)
         counts = counts[counts > 0]
     return len(counts) > 1 and bool(counts.max() / counts.sum() < cat_max_ratio)
 
 
 def _by_most_frequent(labels: np.ndarray, ignore_index: int, cat_max_ratio: float) -> bool | None:
-    """The answer from the counts of one to three classes, in less time; None where it takes more.
+    """Return the answer by counting one to three classes; None where these do not suffice.
 
-    If all others together stay below the limit, so does each of them. A few labels tell which
-    classes to count; were those not the most frequent ones, the answer would be right all the same.
+    If all other labels together are below the limit, so is each of their classes. A sample of the
+    labels selects the classes to count; the answer is correct whichever they are.
     """
-    # Of so few numpy's count is the faster one.
+    # For a small sample numpy counts faster than OpenCV.
     few = np.bincount(labels[::STEP, ::STEP].ravel(), minlength=256)
     if 0 <= ignore_index < 256:
         few[ignore_index] = 0
     total = labels.size
-    # Mostly there is nothing to ignore, which the maximum tells sooner than a count.
+    # Most crops have no ignored labels, which the maximum shows faster than a count.
     if 0 <= ignore_index < 256 and cv2.norm(labels, cv2.NORM_INF) >= ignore_index:
         total -= np.count_nonzero(labels == ignore_index)
     others = total
@@ -59,9 +59,9 @@ def _by_most_frequent(labels: np.ndarray, ignore_index: int, cat_max_ratio: floa
 
 
 def _counts(labels: np.ndarray, ignore_index: int) -> np.ndarray:
-    """How often each of 256 classes is there; 0 for what is ignored."""
+    """Return the counts of 256 classes; 0 for the ignored label."""
     if labels.size <= EXACT:
-        # In one or two dimensions, as the version has it.
+        # The result has one or two dimensions, depending on OpenCV's version.
         counts = cv2.calcHist([labels], [0], None, [256], [0, 256]).ravel().astype(np.int64)
     else:
         counts = np.bincount(labels.ravel(), minlength=256)

@@ -1,4 +1,4 @@
-"""Loads a segmentation map."""
+"""Faster loading of segmentation maps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from mmtempo.datasets.images.read import decode_as_stock, get_content
 
 from .byte_ops import BYTES, look_up
 
-# Where a PNG's header says how many bits and of what kind: 8, grey.
+# Position and value of bit depth and colour type in the header of a PNG: 8 bits, grey.
 KIND_OF_PIXELS, GREY_BYTES = slice(24, 26), b'\x08\x00'
 
 
 @TRANSFORMS.register_module()
 class FastLoadAnnotations(LoadAnnotations):
-    """mmseg's `LoadAnnotations`: the same labels, and arguments.
+    """A faster `LoadAnnotations` of mmseg, with equal labels and the same arguments.
 
-    Grey PNGs of bytes are decompressed by zlib-ng, in a third of the time or less; palettes, which
-    OpenCV would turn into colours, and all else are decoded by the backend that is asked for.
-    `reduce_zero_label` and the data set's `label_map` are one table, looked up once a pixel:
-    stock goes through the image once for each class.
+    8-bit grey PNGs are decompressed by zlib-ng, in a third of the time or less. Other files, such
+    as palette PNGs, which OpenCV would turn into colours, are decoded by `imdecode_backend`.
+    `reduce_zero_label` and the data set's `label_map` become one table with one lookup per pixel,
+    where stock passes over the image once per class.
 
-    A file that is missing, cut short or no image is a `BadSampleError`, which names it.
+    A file that is missing, truncated or no image raises a `BadSampleError` that names it.
+
+    Example::
+
+        train_pipeline = [dict(type='LoadImageFromFile'), dict(type='FastLoadAnnotations'), ...]
 
     Args:
-        args: Those of mmseg's `LoadAnnotations`.
-        kwargs: Those of mmseg's `LoadAnnotations`.
+        args: Positional arguments of mmseg's `LoadAnnotations`.
+        kwargs: Keyword arguments of mmseg's `LoadAnnotations`.
     """
 
     reduce_zero_label: bool | None
@@ -41,23 +45,22 @@ class FastLoadAnnotations(LoadAnnotations):
         path = results['seg_map_path']
         content = get_content(path, self.backend_args, 'segmentation map')
         labels = self._decode(content, path)
-        wanted = results['reduce_zero_label']
-        mine = self.reduce_zero_label
-        if mine is None:
-            self.reduce_zero_label = wanted
-        elif mine != wanted:
+        expected = results['reduce_zero_label']
+        if self.reduce_zero_label is None:
+            self.reduce_zero_label = expected
+        elif self.reduce_zero_label != expected:
             raise ValueError(
-                f'{type(self).__name__}.reduce_zero_label is {mine}, but that of the data set is '
-                f'{wanted}; set it there alone'
+                f'{type(self).__name__}.reduce_zero_label must be {expected}, as in the data set, '
+                f'found {self.reduce_zero_label}; set it in the data set only'
             )
-        table = label_table(bool(wanted), results.get('label_map'))
+        table = label_table(bool(expected), results.get('label_map'))
         results['gt_seg_map'] = labels if table is None else look_up(labels, table)
         results['seg_fields'].append('gt_seg_map')
 
     def _decode(self, content: bytes, path: str) -> np.ndarray:
         kind = 'segmentation map'
         is_grey = content[:4] == b'\x89PNG' and content[KIND_OF_PIXELS] == GREY_BYTES
-        # With transparency some versions of OpenCV give four channels.
+        # With transparency some versions of OpenCV return four channels.
         if is_grey and self.imdecode_backend == 'pillow' and b'tRNS' not in content[:1024]:
             flags = cv2.IMREAD_UNCHANGED
             image = decode_png(content, flags)
@@ -67,7 +70,7 @@ class FastLoadAnnotations(LoadAnnotations):
 
 
 def label_table(reduce_zero_label: bool, label_map: Mapping[int, int] | None) -> np.ndarray | None:
-    """What becomes of each label; None where they all stay."""
+    """Return the table of new labels by old ones; None where no label changes."""
     if not reduce_zero_label and label_map is None:
         return None
     table = BYTES.copy()
@@ -75,7 +78,7 @@ def label_table(reduce_zero_label: bool, label_map: Mapping[int, int] | None) ->
         if 0 <= old < 256:
             table[old] = new
     if reduce_zero_label:
-        reduced = BYTES - np.uint8(1)  # 0 becomes 255,
-        reduced[255] = 255  # which stays as it is
+        reduced = BYTES - np.uint8(1)  # 0 becomes 255
+        reduced[255] = 255  # and 255 stays
         table = table[reduced]
     return table

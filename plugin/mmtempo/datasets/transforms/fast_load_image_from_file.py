@@ -1,4 +1,4 @@
-"""Loads an image, smaller where that is enough."""
+"""Image loading that decodes JPEGs at a fraction of their size."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ FLAGS = dict(
 
 @TRANSFORMS.register_module()
 class FastLoadImageFromFile(LoadImageFromFile):
-    """mmcv's `LoadImageFromFile`, which can decode a JPEG at a fraction of its size.
+    """A `LoadImageFromFile` of mmcv that can decode JPEGs at a fraction of their size.
 
-    With `reduce_to`, a JPEG at least twice as large is decoded at 1/2, 1/4 or 1/8 of its size,
-    in less time. `ori_shape` stays that of the file; `Resize` behind it gives images and labels
-    of the sizes it gives of full ones, with `scale_factor` counted from the image as decoded.
-    It is for pipelines of images and segmentation maps: boxes would be scaled by that factor.
+    With `reduce_to`, a JPEG at least twice as large is decoded at 1/2, 1/4 or 1/8 of its size, in
+    less time. `ori_shape` stays that of the file. A later `Resize` returns images and labels of
+    the same sizes as after a full decode, with `scale_factor` relative to the decoded image. It is
+    for pipelines of images and segmentation maps only: boxes would be scaled by that factor.
 
-    The images are near those of a full decode that is averaged (`cv2.INTER_AREA`): within 0.3 of
-    a level in the mean, 50 dB, or 3 levels, 36 dB, where colours change from pixel to pixel, which
-    JPEG itself keeps at half the size. Bilinear `Resize` of a full decode to less than half is
-    farther from them, for it takes single pixels out and leaves others.
+    The images are close to those of a full decode that is averaged (`cv2.INTER_AREA`): the mean
+    difference is below 0.3 levels (50 dB), or 3 levels (36 dB) where colours change from pixel to
+    pixel, which JPEG itself stores at half the size. Bilinear `Resize` of a full decode to less
+    than half differs more, as it samples single pixels and skips others.
 
-    A file that is missing, cut short or no image is a `BadSampleError`, which names it.
+    A file that is missing, truncated or no image raises a `BadSampleError` that names it.
+
+    Example::
+
+        train_pipeline = [dict(type='FastLoadImageFromFile', reduce_to=(1024, 512)), ...]
 
     Args:
-        args: Those of mmcv's `LoadImageFromFile`.
-        reduce_to: Width and height that the pipeline needs at least, such as the largest scale
+        args: Positional arguments of mmcv's `LoadImageFromFile`.
+        reduce_to: The minimum width and height that the pipeline needs, such as the largest scale
             of `RandomResize`; None decodes in full. Defaults to None.
-        kwargs: Those of mmcv's `LoadImageFromFile`.
+        kwargs: Keyword arguments of mmcv's `LoadImageFromFile`.
     """
 
     def __init__(self, *args: Any, reduce_to: tuple[int, int] | None = None, **kwargs: Any) -> None:
@@ -48,9 +52,9 @@ class FastLoadImageFromFile(LoadImageFromFile):
             self.imdecode_backend != 'cv2' or self.color_type not in FLAGS
         ):
             raise ValueError(
-                f'{type(self).__name__}.reduce_to needs imdecode_backend=cv2 and a color_type of '
-                f'{sorted(FLAGS)}, found {self.imdecode_backend!r} and {self.color_type!r}; drop '
-                'reduce_to, or change those'
+                f"{type(self).__name__}.reduce_to needs imdecode_backend='cv2' and a color_type of "
+                f'{sorted(FLAGS)}, found {self.imdecode_backend!r} and {self.color_type!r}; remove '
+                'reduce_to, or change the other two'
             )
 
     def transform(self, results: dict) -> dict | None:

@@ -1,4 +1,4 @@
-"""Packs a sample, labels as bytes."""
+"""Packing of samples with labels as bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmengine.structures import PixelData
 from mmseg.datasets.transforms import PackSegInputs
 
 LABELS = dict(gt_seg_map='gt_sem_seg', gt_edge_map='gt_edge_map')
-# Types of values that cannot be changed.
+# Types of immutable values.
 CONSTANT = frozenset([bool, int, float, str])
 META_KEYS = (
     'img_path',
@@ -30,19 +30,18 @@ META_KEYS = (
 
 @TRANSFORMS.register_module()
 class FastPackSegInputs(PackSegInputs):
-    """mmseg's `PackSegInputs`, with labels left in the bytes they are in.
+    """A `PackSegInputs` of mmseg that keeps 8-bit labels as bytes.
 
-    Stock makes them int64, eight times as much to bring from worker to main and to the device.
-    `SparseSegDataPreProcessor` does that on the device, so the model gets what it gets from
-    stock; stock's own preprocessor does not, and its losses take int64 only.
+    Stock converts labels to int64, eight times the bytes to transfer from the worker to the main
+    process and to the device. `SparseSegDataPreProcessor` converts them on the device, so the model
+    gets the same input as with stock; stock's preprocessor does not, and its losses need int64.
 
-    Colour images and labels of bytes are copied; what is of another type is packed by stock, and
-    may be memory that the sample had before.
+    8-bit colour images and labels are copied; other types are packed by stock, and may share memory
+    with the input.
 
-    `copy=False` leaves the copy to `stack_collate`, which makes one anyway: images then are views
-    of the pixels that the transform before has made, the colours of each side by side. It is for
-    pipelines that make arrays of their own for each sample; read-only ones, as `CachedDataset`
-    gives them, are copied all the same.
+    `copy=False` omits the copy, as `stack_collate` makes one anyway: images are then views of the
+    pixels of the previous transform, in (H, W, C) memory order. It is for pipelines that allocate
+    arrays for each sample; read-only arrays, as from `CachedDataset`, are copied in any case.
 
     Example::
 
@@ -51,10 +50,11 @@ class FastPackSegInputs(PackSegInputs):
         model = dict(data_preprocessor=dict(type='SparseSegDataPreProcessor', ...))
 
     Args:
-        meta_keys: What goes into the sample's meta information, where it is there.
+        meta_keys: Keys to copy to the meta information of the sample, where they exist.
             Defaults to ('img_path', 'seg_map_path', 'ori_shape', 'img_shape', 'pad_shape',
             'scale_factor', 'flip', 'flip_direction', 'reduce_zero_label').
-        copy: Whether images and labels are copied if they need not be. Defaults to True.
+        copy: Whether to copy images and labels also where that is not necessary.
+            Defaults to True.
     """
 
     def __init__(self, meta_keys: Sequence[str] = META_KEYS, copy: bool = True) -> None:
@@ -70,7 +70,7 @@ class FastPackSegInputs(PackSegInputs):
         packed = super().transform({key: results[key] for key in results if key not in ours})
         if planes is not None:
             packed = dict(inputs=planes, **packed)
-        # As set_metainfo(), which makes deep copies first: in vain, of what nobody can change.
+        # Equals set_metainfo() without its deep copies, as these values are immutable.
         vars(packed['data_samples']).update(meta)
         packed['data_samples']._metainfo_fields.update(meta)
         for key, values in labels.items():
@@ -79,7 +79,7 @@ class FastPackSegInputs(PackSegInputs):
         return packed
 
     def _planes(self, image: np.ndarray) -> torch.Tensor:
-        """(H, W, C) as (C, H, W)."""
+        """Return an image (H, W, C) as a tensor (C, H, W)."""
         if self._may_keep(image):
             return torch.from_numpy(image.transpose(2, 0, 1))
         planes = np.empty(image.shape[2:] + image.shape[:2], np.uint8)
@@ -87,7 +87,7 @@ class FastPackSegInputs(PackSegInputs):
         return torch.from_numpy(planes)
 
     def _may_keep(self, array: np.ndarray) -> bool:
-        # Of a view the rest would go along.
+        # Not a view: the tensor would keep, and send, the whole array.
         return not self.copy and array.flags.writeable and array.flags.c_contiguous
 
 

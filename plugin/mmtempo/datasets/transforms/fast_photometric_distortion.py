@@ -1,4 +1,4 @@
-"""Photometric distortion of bytes by tables."""
+"""Photometric distortion of bytes by tables and integer arithmetic."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ _HsvChange = Callable[[np.ndarray], None]
 
 @TRANSFORMS.register_module()
 class FastPhotoMetricDistortion(PhotoMetricDistortion):
-    """mmseg's `PhotoMetricDistortion`, the same to the bit, without a detour over float32.
+    """A faster `PhotoMetricDistortion` of mmseg, equal to the bit, without float32 images.
 
-    Each of its steps is a function of one byte, so it is computed for 256 values, by stock's own
-    arithmetic, and looked up for each pixel. Where arithmetic on bytes gives the same for all 256,
-    it is done instead of looking up. It draws the same random numbers from numpy's generator in the
-    same order, and never writes into the image that it gets.
+    Each step is a function of one byte: stock's own arithmetic computes it for all 256 values, and
+    each pixel is looked up. Where arithmetic on bytes gives the same 256 values, it replaces the
+    lookup. The random numbers are drawn from numpy's generator in stock's order, and the input
+    image is never written.
 
-    Images that are not of three channels of bytes are distorted as stock does it.
+    Images other than of three 8-bit channels are distorted by stock.
 
-    `exact=False` saves a conversion to HSV and back, a tenth of what a cached sample costs: where
-    both saturation and hue are changed, which is one image in four, it is done in one go. Stock
-    rounds to bytes in between; the rest of the images stay the same to the bit.
+    `exact=False` saves one conversion to HSV and back, a tenth of the cost of a cached sample:
+    where both saturation and hue change, which is one image in four, both are done in one
+    conversion. Stock rounds to bytes in between; all other images stay equal to the bit.
+
+    Example::
+
+        train_pipeline = [..., dict(type='FastPhotoMetricDistortion'), ...]
 
     Args:
-        brightness_delta: Brightness is changed by up to this. Defaults to 32.
-        contrast_range: Limits of the factor on contrast. Defaults to (0.5, 1.5).
-        saturation_range: Limits of the factor on saturation. Defaults to (0.5, 1.5).
-        hue_delta: Hue is changed by up to this, in steps of two degrees. Defaults to 18.
-        exact: Whether to round wherever stock does. Defaults to True.
+        brightness_delta: The maximum change of brightness, in levels. Defaults to 32.
+        contrast_range: Limits of the contrast factor. Defaults to (0.5, 1.5).
+        saturation_range: Limits of the saturation factor. Defaults to (0.5, 1.5).
+        hue_delta: The maximum change of hue, in steps of two degrees. Defaults to 18.
+        exact: Whether to round at each step that stock rounds at. Defaults to True.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
         return results
 
     def _draw(self) -> list[ByteOp]:
-        """What is to be done, drawn in stock's order."""
+        """Draw the steps in stock's order."""
         steps: list[ByteOp] = []
         if np.random.randint(2):
             beta = np.random.uniform(-self.brightness_delta, self.brightness_delta)
@@ -75,7 +79,7 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
             colours.append(partial(_saturate, saturation))
         if np.random.randint(2):
             shift = np.random.randint(-self.hue_delta, self.hue_delta)
-            colours.append(partial(_turn, shift))
+            colours.append(partial(_shift_hue, shift))
         if self.exact:
             steps += [partial(_change_in_hsv, [one]) for one in colours]
         elif colours:
@@ -92,12 +96,12 @@ class FastPhotoMetricDistortion(PhotoMetricDistortion):
 
 
 def _distorted(image: np.ndarray, steps: list[ByteOp]) -> np.ndarray:
-    """A new image, after all steps."""
-    made = np.empty(image.shape, np.uint8)
+    """Return a new image, with all steps applied."""
+    out = np.empty(image.shape, np.uint8)
     for step in steps:
-        step(image, made)
-        image = made
-    return made
+        step(image, out)
+        image = out
+    return out
 
 
 def _change_in_hsv(changes: list[_HsvChange], image: np.ndarray, out: np.ndarray) -> None:
@@ -109,17 +113,17 @@ def _change_in_hsv(changes: list[_HsvChange], image: np.ndarray, out: np.ndarray
 
 def _saturate(change: ByteOp, hsv: np.ndarray) -> None:
     """Change the saturation, in place."""
-    # All three channels and a copy of one are faster than to take that out and put it back.
+    # To change three channels and copy one is faster than to extract and insert one channel.
     changed = np.empty_like(hsv)
     change(hsv, changed)
     hsv[..., 1] = changed[..., 1]
 
 
-def _turn(shift: int, hsv: np.ndarray) -> None:
-    """Shift the hue, below 180, in place."""
+def _shift_hue(shift: int, hsv: np.ndarray) -> None:
+    """Shift the hue modulo 180, in place."""
     back = -shift % 180
-    # Hues below `back` become 256 - back and more when it is taken off; 180 more than right is
-    # less then, and else more. The other channels stay.
+    # Bytes wrap: a hue below `back` becomes hue - back + 256 instead of hue - back + 180. The
+    # minimum of both is right, also for all other hues. The other channels are unchanged.
     other = cv2.add(hsv, (180 - back, 0, 0, 0))
     rows = hsv.reshape(len(hsv), -1)
     row = np.zeros_like(rows[0])

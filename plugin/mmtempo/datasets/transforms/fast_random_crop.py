@@ -1,4 +1,4 @@
-"""Random crops whose labels are counted, not sorted."""
+"""Random crop that counts labels without sorting them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ Box = tuple[int, int, int, int]
 
 @TRANSFORMS.register_module()
 class FastRandomCrop(RandomCrop):
-    """mmseg's `RandomCrop`: the same crops, drawn from numpy's generator in the same order.
+    """A faster `RandomCrop` of mmseg, with equal crops from the same random numbers.
 
     With `cat_max_ratio` stock sorts the labels of up to ten crops to count them; here a histogram
-    counts them. Labels that are no bytes are sorted as stock does it.
+    counts them. Labels of other types than uint8 are sorted as in stock.
+
+    Example::
+
+        train_pipeline = [
+            ..., dict(type='FastRandomCrop', crop_size=(512, 1024), cat_max_ratio=0.75), ...]
 
     Args:
         crop_size: Height and width, or one number for both.
-        cat_max_ratio: The share of the crop that one class must stay below; crops are drawn anew,
-            at most ten times, until it does. Defaults to 1.0.
-        ignore_index: The label that does not count. Defaults to 255.
+        cat_max_ratio: The share of the crop that each class must stay below; until then, another
+            crop is drawn, at most ten times. Defaults to 1.0.
+        ignore_index: The label that is not counted. Defaults to 255.
     """
 
-    # A list of its own: mmcv's decorator would add to stock's.
+    # A separate list, because mmcv's decorator would append to that of the stock class.
     _methods_with_randomness: list[str] = []
 
     def __init__(
@@ -39,7 +44,7 @@ class FastRandomCrop(RandomCrop):
 
     @cache_randomness
     def crop_bbox(self, results: dict) -> Box:
-        """Top, bottom, left and right of the crop."""
+        """Return top, bottom, left and right of the crop."""
         height, width = results['img'].shape[:2]
         box = self.draw_box(height, width)
         if self.cat_max_ratio < 1.0:
@@ -51,7 +56,7 @@ class FastRandomCrop(RandomCrop):
         return box
 
     def draw_box(self, height: int, width: int) -> Box:
-        """A box somewhere in an image of this size; it reaches beyond a smaller one."""
+        """Draw a box in an image of this size; it extends beyond an image smaller than the box."""
         top = np.random.randint(0, max(height - self.crop_size[0], 0) + 1)
         left = np.random.randint(0, max(width - self.crop_size[1], 0) + 1)
         return top, top + self.crop_size[0], left, left + self.crop_size[1]

@@ -1,4 +1,4 @@
-"""Random flips that are made at once."""
+"""Random flip that returns contiguous memory."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ CODES = dict(horizontal=1, vertical=0, diagonal=-1)
 
 @TRANSFORMS.register_module()
 class FastRandomFlip(RandomFlip):
-    """mmseg's `RandomFlip`, with the same draws.
+    """A faster `RandomFlip` of mmseg, with equal results from the same random numbers.
 
-    Stock gives an image that is read backwards, which slows down all that comes behind it and is
-    copied there. Here image and labels are flipped in one pass.
+    Stock returns views with negative strides, which slow down all later transforms until one of
+    them copies. Here image and labels are flipped into contiguous memory in one pass.
+
+    Example::
+
+        train_pipeline = [..., dict(type='FastRandomFlip', prob=0.5), ...]
 
     Args:
-        args: Those of mmseg's `RandomFlip`.
-        kwargs: Those of mmseg's `RandomFlip`.
+        args: Positional arguments of mmseg's `RandomFlip`.
+        kwargs: Keyword arguments of mmseg's `RandomFlip`.
     """
 
-    # A list of its own: mmcv's decorator would add to stock's.
+    # A separate list, because mmcv's decorator would append to that of the stock class.
     _methods_with_randomness: list[str] = []
 
     @cache_randomness
     def _choose_direction(self) -> str | None:
-        """Draw as stock's `np.random.choice` does, which costs as much as many a flip."""
+        """Draw as stock's `np.random.choice` does, but without its overhead."""
         one = isinstance(self.direction, str)
         directions: Sequence[str] = [self.direction] if one else list(self.direction)
         if isinstance(self.prob, list):
@@ -41,8 +45,8 @@ class FastRandomFlip(RandomFlip):
         else:
             shares = [self.prob / len(directions)] * len(directions) + [1.0 - self.prob]
         bounds = list(itertools.accumulate(shares))
-        place = bisect.bisect([bound / bounds[-1] for bound in bounds], np.random.random_sample())
-        return [*directions, None][place]
+        index = bisect.bisect([bound / bounds[-1] for bound in bounds], np.random.random_sample())
+        return [*directions, None][index]
 
     def _flip(self, results: dict) -> None:
         direction = results['flip_direction']
@@ -54,13 +58,13 @@ class FastRandomFlip(RandomFlip):
             if results.get(key) is not None:
                 if self.swap_seg_labels is None:
                     results[key] = _flipped(results[key], direction)
-                else:  # which stock swaps in place
+                else:  # stock swaps labels in place
                     results[key] = self._flip_seg_map(results[key].copy(), direction).copy()
                 results['swap_seg_labels'] = self.swap_seg_labels
 
 
 def _flipped(array: np.ndarray, direction: str) -> np.ndarray:
-    # OpenCV knows neither all types nor a last dimension of 1.
+    # OpenCV supports neither all types nor a last dimension of size 1.
     if array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
         return cv2.flip(array, CODES[direction])
     return np.ascontiguousarray(mmcv.imflip(array, direction))

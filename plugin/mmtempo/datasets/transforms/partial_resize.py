@@ -1,4 +1,4 @@
-"""Resizing a part of an image as if the whole had been resized."""
+"""Resize a part of an image with the same result as after a resize of the whole."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import math
 import cv2
 import numpy as np
 
-# How far aside pixels may be taken, in pixels of the source.
+# The maximum shift of the sampled positions, in pixels of the source.
 TOLERANCE = 1 / 128
-# How many more pixels are resized in search of a place that is not as far aside.
+# The maximum number of extra pixels to resize in search of a cut with a smaller shift.
 REACH = 64
 
 
 def resize_part(image: np.ndarray, size: tuple[int, int], box: tuple) -> np.ndarray:
-    """`cv2.resize(image, size)[top:bottom, left:right]` without the rest; bilinear.
+    """Return `cv2.resize(image, size)[top:bottom, left:right]`, bilinear, without the rest.
 
-    The image is cut where a pixel boundary of the result falls on one of the source, or within
-    `TOLERANCE` of it, so that OpenCV takes its samples from the same places. Where there is none
-    near, nothing is cut off on that side.
+    The image is cut where a pixel boundary of the result is within `TOLERANCE` of one of the
+    source, so that OpenCV samples the same positions. Where no such boundary is near, nothing is
+    cut off on that side.
 
     Args:
         image: The whole image.
-        size: Width and height that the whole would be resized to.
-        box: Top, bottom, left and right of the part, in pixels of the result; what is
-            beyond it is left out, as by a slice.
+        size: Width and height of the resized whole.
+        box: Top, bottom, left and right of the part, in pixels of the result; parts outside of
+            the result are omitted, as by a slice.
     """
     height, width = image.shape[:2]
     top, bottom, left, right = box
     first_row, last_row, above = _cut(height, size[1], top, bottom)
     first_column, last_column, before = _cut(width, size[0], left, right)
-    # With factors instead of a size OpenCV keeps to the scale of the whole.
+    # Factors instead of a size make OpenCV use the scale of the whole.
     resized = cv2.resize(
         image[first_row:last_row, first_column:last_column],
         None,
@@ -42,23 +42,23 @@ def resize_part(image: np.ndarray, size: tuple[int, int], box: tuple) -> np.ndar
 
 
 def nearest_indices(source: int, target: int) -> np.ndarray:
-    """Which pixel each of the result is a copy of, when `cv2.resize` takes the nearest."""
+    """Return the source index of each pixel of a nearest-neighbour `cv2.resize`."""
     line = np.arange(source, dtype=np.float32)[None]
     return cv2.resize(line, (target, 1), interpolation=cv2.INTER_NEAREST)[0].astype(np.intp)
 
 
 def _cut(source: int, target: int, start: int, stop: int) -> tuple[int, int, int]:
-    """What part of the source is needed, and how many pixels of its result come before `start`."""
+    """Return the needed slice of the source, and the pixels of its result before `start`."""
     scale = source / target
     begin = 0
-    # At its edge OpenCV repeats a pixel instead of looking at its neighbour.
+    # At the edge OpenCV repeats a pixel instead of reading its neighbour.
     latest = start - math.ceil(1 / scale)
     if latest > 0:
         candidates = np.arange(latest, max(latest - REACH, 0) - 1, -1)
-        places = candidates * scale
-        aside = np.abs(places - np.rint(places))
-        best = int(aside.argmin())
-        if aside[best] <= TOLERANCE:
+        positions = candidates * scale
+        shifts = np.abs(positions - np.rint(positions))
+        best = int(shifts.argmin())
+        if shifts[best] <= TOLERANCE:
             begin = int(candidates[best])
     end = min(math.ceil(stop * scale) + 2, source)
     return round(begin * scale), end, start - begin

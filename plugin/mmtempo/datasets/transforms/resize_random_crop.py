@@ -1,4 +1,4 @@
-"""Resizes just what a random crop will keep."""
+"""Resize and random crop in one transform, which resizes only the crop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ UNKNOWN = ('gt_bboxes', 'gt_keypoints', 'gt_depth_map')
 @TRANSFORMS.register_module()
 @avoid_cache_randomness
 class ResizeRandomCrop(BaseTransform):
-    """Stock's resize and `RandomCrop` in one: only what is kept is resized.
+    """A combination of stock's resize and `RandomCrop` that resizes only the crop.
 
-    Same draws from numpy's generator, in the same order, so the same crops; labels are equal.
-    Images are equal where the crop begins on a pixel boundary of both sizes, as with the ratios
-    2 and 1.5. Otherwise pixels are taken at most 1/128 of a pixel aside, which changes a byte by
-    at most 5 at the sharpest of edges, and by less than 0.1 in the mean of a photograph.
+    The random numbers are drawn from numpy's generator in stock's order, so crops and labels are
+    equal. Images are equal where the crop begins on a pixel boundary of both sizes, as with the
+    ratios 2 and 1.5. Otherwise pixels are sampled at most 1/128 of a pixel off, which changes a
+    byte by at most 5 at the sharpest edges, and by less than 0.1 in the mean of a photograph.
 
     Example::
 
@@ -39,7 +39,7 @@ class ResizeRandomCrop(BaseTransform):
             ...]
 
     Required keys: ``img``; ``gt_seg_map`` and ``seg_fields`` where there are labels.
-    Added or modified keys: those of both.
+    Added or modified keys: those of both transforms.
 
     Args:
         resize: Config of `Resize`, `RandomResize` or `RandomChoiceResize`, with OpenCV's bilinear
@@ -61,7 +61,7 @@ class ResizeRandomCrop(BaseTransform):
         if (inner.interpolation, inner.backend) != ('bilinear', 'cv2'):
             raise ValueError(
                 "ResizeRandomCrop.resize must have interpolation='bilinear' and backend='cv2', "
-                f'found {inner.interpolation!r} and {inner.backend!r}; use the two transforms'
+                f'found {inner.interpolation!r} and {inner.backend!r}; use the two stock transforms'
             )
         self.keep_ratio = inner.keep_ratio
 
@@ -69,8 +69,8 @@ class ResizeRandomCrop(BaseTransform):
         unknown = [key for key in UNKNOWN if results.get(key) is not None]
         if unknown:
             raise ValueError(
-                f'ResizeRandomCrop knows images and segmentation maps, found {unknown}; use the '
-                'two transforms that it stands for'
+                'ResizeRandomCrop supports images and segmentation maps only, found '
+                f'{unknown}; use the two stock transforms'
             )
         image = results['img']
         height, width = image.shape[:2]
@@ -90,7 +90,7 @@ class ResizeRandomCrop(BaseTransform):
         return results
 
     def _draw_size(self, results: dict, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height that stock would resize to; it leaves its traces in the results."""
+        """Return width and height that stock would resize to, and set its keys in the results."""
         resize: Any = self.resize
         if isinstance(resize, RandomResize):
             results['scale'] = resize._random_scale()
@@ -120,7 +120,7 @@ class ResizeRandomCrop(BaseTransform):
 
 
 class _NearestParts:
-    """Parts of labels that are resized to a size."""
+    """Labels that are resized by nearest neighbour, one part at a time."""
 
     def __init__(self, labels: np.ndarray, size: tuple[int, int]) -> None:
         self._labels = labels
@@ -128,5 +128,6 @@ class _NearestParts:
         self._columns = nearest_indices(labels.shape[1], size[0])
 
     def take(self, box: Box) -> np.ndarray:
+        """Return the part of the resized labels in a box."""
         top, bottom, left, right = box
         return self._labels[self._rows[top:bottom]].take(self._columns[left:right], axis=1)
