@@ -1,4 +1,4 @@
-"""What is noted of samples, and what is said of them; times and figures are made up."""
+"""Evidence and warnings from made-up samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MB, GB = 1 << 20, 1 << 30
 
 
 def samples(count: int = 20, **series: Any) -> list[Sample]:
-    """One a second; a figure is a value, or a function of the second."""
+    """Return one sample a second; a figure is a value or a function of the second."""
     return [
         Sample(
             float(second),
@@ -24,7 +24,7 @@ def samples(count: int = 20, **series: Any) -> list[Sample]:
 
 
 def step(at: int, height: float, slope: float = 0.0) -> Any:
-    """A counter that goes up evenly, and by `height` more between two seconds."""
+    """Return a counter that grows evenly, and by `height` more after second `at`."""
     return lambda second: 1000 + slope * second + height * (second > at)
 
 
@@ -33,7 +33,7 @@ def texts(taken: list[Sample]) -> dict[str, str]:
 
 
 class TestEvidence:
-    """Of an iteration from 10.2 to 10.7: samples 10 and 11 lie around it."""
+    """An iteration from 10.2 to 10.7, between the samples 10 and 11."""
 
     def found(self, **series: Any) -> dict[str, Any]:
         return evidence(samples(**series), 10.2, 10.7)
@@ -67,26 +67,26 @@ class TestEvidence:
         expected = {name: pytest.approx(stalled)} if noted else {}
         assert self.found(**{name: step(10, stalled)}) == expected
 
-    def test_not_more_than_there_was(self) -> None:
-        """A quota takes it from several CPUs."""
+    def test_pressure_is_at_most_the_interval(self) -> None:
+        """A quota counts several CPUs, so only it may exceed the interval."""
         assert self.found(psi_memory=step(10, 0.9)) == {'psi_memory': 0.5}
         assert self.found(throttled=step(10, 0.9)) == {'throttled': pytest.approx(0.9)}
 
-    def test_short_ones(self) -> None:
+    def test_short_iterations_need_a_least_stall(self) -> None:
         taken = samples(psi_memory=step(10, 0.015), throttled=step(10, 0.025))
         assert evidence(taken, 10.2, 10.3) == {'throttled': pytest.approx(0.025)}
 
     @pytest.mark.parametrize('name', ['psi_io', 'psi_cpu'])
-    def test_what_is_usual(self, name: str) -> None:
+    def test_usual_pressure_is_not_evidence(self, name: str) -> None:
         assert self.found(**{name: step(10, 0.0, slope=0.9)}) == {}
         found = self.found(**{name: step(10, 0.3, slope=0.4)})
         assert found == {name: pytest.approx(0.3)}
 
-    def test_memory_and_quotas_are_never_usual(self) -> None:
+    def test_memory_pressure_and_quotas_always_count(self) -> None:
         found = self.found(psi_memory=step(10, 0, slope=0.2), throttled=step(10, 0, slope=0.3))
         assert found == {'psi_memory': pytest.approx(0.2), 'throttled': pytest.approx(0.3)}
 
-    def test_long_ones(self) -> None:
+    def test_long_iterations_need_a_larger_stall(self) -> None:
         taken = samples(psi_memory=lambda second: max(0, min(second, 12) - 5))
         assert evidence(taken, 4.5, 14.5) == {'psi_memory': 7}
 
@@ -99,15 +99,15 @@ class TestEvidence:
         found = self.found(device=lambda second: {'retries': 2 + 3 * (second > 10)})
         assert found == {'retries': 3}
 
-    def test_reasons(self) -> None:
-        """Those of most of the time are not why this one was slow."""
+    def test_unusual_throttling_is_evidence(self) -> None:
+        """Reasons that hold most of the time are not evidence."""
 
         def device(second: int) -> dict:
             return {'throttle': ['power limit', *['temperature'] * (second in (11, 15))]}
 
         assert self.found(device=device) == {'throttle': ['temperature']}
 
-    def test_figures_that_are_not_always_there(self) -> None:
+    def test_missing_figures_are_ignored(self) -> None:
         found = self.found(
             psi_memory=lambda second: None if second == 10 else 5.0 * second,
             device=lambda second: None if second % 2 else {'retries': second, 'throttle': ['x']},
@@ -115,15 +115,15 @@ class TestEvidence:
         assert found == {'throttle': ['x']}
 
     def test_samples_on_one_side_only(self) -> None:
-        """Before the first and after the last nothing is known."""
+        """An interval before the first or after the last sample."""
         taken = samples(3, swap_in=lambda second: second * 10 * MB)
         assert evidence(taken, 5.0, 6.0) == {}
         assert evidence(taken, -2.0, -1.0) == {}
         assert evidence(taken, 1.5, 9.0) == {'swap_in': 10 * MB}
         assert evidence(taken, -1.0, 0.5) == {'swap_in': 10 * MB}
 
-    def test_a_sample_that_was_not_done(self) -> None:
-        """It may have seen the iteration."""
+    def test_an_overlapping_sample_counts(self) -> None:
+        """A sample that was being read during the iteration counts."""
         taken = samples(swap_in=step(9, 2 * MB))
         taken[10] = taken[10]._replace(ended=10.3)
         assert evidence(taken, 10.2, 10.7) == {'swap_in': 2 * MB}
@@ -140,27 +140,27 @@ class TestFindings:
         known: dict[str, Any] = dict(ram_used=0.934, ram_total=64 * GB, ram_of='the container')
         text = texts(samples(**known, tree_pss=48 * GB, tree_processes=9))['_full_ram']
         assert text.startswith(
-            'RAM: 93% of 64 GB of the container is in use, 48 GB by the 9 processes of this '
+            'RAM: 93% of 64.0 GiB of the container is in use, 48.0 GiB by the 9 processes of this '
             'training; '
         )
         for key in ('train_dataloader.num_workers', 'prefetch_factor', 'budget', 'CachedDataset'):
             assert key in text
         text = texts(samples(**known, tree_pss=3 * GB, tree_processes=1))['_full_ram']
-        assert '3 GB by this process' in text
-        assert 'in use; when' in texts(samples(**known))['_full_ram']
+        assert '3.00 GiB by this process' in text
+        assert 'in use; processes' in texts(samples(**known))['_full_ram']
 
     def test_swapping(self) -> None:
         taken = samples(swap_in=step(10, 5 * MB), swap_out=step(12, 2 * GB))
         assert texts(taken[:11]) == {}
         text = texts(taken)['_swapping']
-        assert 'has read 5 MB back from it and written 2 GB to it' in text
+        assert 'swap: 5.00 MiB read and 2.00 GiB written since the run began' in text
         assert 'train_dataloader.num_workers' in text
         assert set(texts(samples(swap_out=step(12, MB)))) == {'_swapping'}
-        assert texts(samples(swap_in=step(12, MB / 2))) == {}  # what others do
+        assert texts(samples(swap_in=step(12, MB / 2))) == {}  # other programs
 
     def test_full_shm(self) -> None:
         text = texts(samples(shm_free=5 * MB, shm_total=64 * MB))['_full_shm']
-        assert '5 MB of 64 MB is free' in text
+        assert '5.00 MiB of 64.0 MiB is free' in text
         assert '--shm-size=1g' in text
         assert 'train_dataloader.num_workers' in text
         text = texts(samples(shm_free=0, shm_total=8 * GB))['_full_shm']
@@ -174,10 +174,10 @@ class TestFindings:
             (lambda second: 900 - 5 * second, 61, True),
             (lambda second: 900 - 5 * second, 60, False),  # for less than a minute
             (lambda second: 900 - 0.3 * second, 600, True),
-            (lambda second: 900 - 0.15 * second, 600, False),  # lasts for hours
-            (lambda second: 300 - 0.1 * second, 600, False),  # a little
-            (lambda second: 900 - 100 * (second > 30), 600, False),  # and then no more
-            (lambda second: 900 - min(second, 100), 600, False),  # the loader has filled up
+            (lambda second: 900 - 0.15 * second, 600, False),  # enough for hours
+            (lambda second: 300 - 0.1 * second, 600, False),  # too little
+            (lambda second: 900 - 100 * (second > 30), 600, False),  # once only
+            (lambda second: 900 - min(second, 100), 600, False),  # the loader fills its queue
             (lambda second: 300 + second, 600, False),
             (lambda second: None, 600, False),
         ],
@@ -190,7 +190,7 @@ class TestFindings:
         found = texts(samples(count, shm_free=size, shm_total=1000 * MB))
         assert set(found) == ({'_shrinking_shm'} if shrinks else set())
 
-    def test_a_long_interval(self) -> None:
+    def test_long_sampling_intervals_are_enough(self) -> None:
         taken = [
             Sample(100.0 * i, 100.0 * i + 1, dict(shm_free=(8 - i) * 100 * MB, shm_total=GB))
             for i in range(3)
@@ -198,20 +198,20 @@ class TestFindings:
         assert texts(taken[:2]) == {}
         assert set(texts(taken)) == {'_shrinking_shm'}
 
-    def test_how_long_it_lasts(self) -> None:
+    def test_remaining_minutes_are_estimated(self) -> None:
         taken = samples(600, shm_free=lambda second: (900 - second) * MB, shm_total=GB)
         text = texts(taken)['_shrinking_shm']
-        assert 'shrinks by 60 MB a minute, 500 MB of 1 GB is left' in text
+        assert 'shrinks by 60.0 MiB a minute; 500 MiB of 1.00 GiB is left' in text
         assert 'enough for 8 minutes' in text
         assert '--shm-size=2g' in text
 
     def test_retries(self) -> None:
         text = texts(samples(device={'retries': 3, 'reserved': 11 * GB}))['_retries']
-        assert '3 x it was full (11 GB reserved now)' in text
+        assert 'full 3 times (11.0 GiB reserved now)' in text
         assert 'train_dataloader.batch_size' in text
-        assert '3 x it was full, so' in texts(samples(device={'retries': 3}))['_retries']
+        assert 'full 3 times; each' in texts(samples(device={'retries': 3}))['_retries']
 
-    def test_what_is_known_is_not_looked_for(self) -> None:
+    def test_known_conditions_are_skipped(self) -> None:
         taken = samples(ram_used=0.95, ram_total=GB, shm_free=1, shm_total=100)
         assert [what for what, _ in findings(taken[0], taken)] == ['_full_ram', '_full_shm']
         found = findings(taken[0], taken, known={'_full_ram'})

@@ -1,4 +1,4 @@
-"""One process at a time uses a folder, and a dead one does not."""
+"""One process at a time uses a folder; the lock of a dead process is released."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_another_process_is_named(hold: Callable, tmp_path: Path) -> None:
     assert (
         f'process {holder.process.pid} on {socket.gethostname()}, which started there at ' in text
     )
-    assert f' {tmp_path} alone)' in text  # its command
+    assert f' {tmp_path} alone)' in text  # its command line
     assert (tmp_path / NAME).read_text() == before
     assert os.listdir(tmp_path) == [NAME]
 
 
-def test_a_killed_process_holds_nothing(hold: Callable, tmp_path: Path) -> None:
+def test_a_killed_process_releases_its_locks(hold: Callable, tmp_path: Path) -> None:
     hold().kill()
     assert (tmp_path / NAME).exists()
     with FolderLock([str(tmp_path)], patience=0) as lock:
@@ -91,17 +91,17 @@ def test_a_killed_process_holds_nothing(hold: Callable, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_an_orphan_holds_nothing(hold: Callable, tmp_path: Path) -> None:
+def test_an_orphaned_worker_holds_no_lock(hold: Callable, tmp_path: Path) -> None:
     """A forked loader worker that survives its killed parent."""
     holder = hold(forks=True)
     with pytest.raises(FolderInUseError):
-        FolderLock([str(tmp_path)], patience=0)  # its parent lives
+        FolderLock([str(tmp_path)], patience=0)  # its parent is alive
     holder.kill()
     os.kill(holder.child, 0)
     FolderLock([str(tmp_path)], patience=0).release()
 
 
-def test_a_holder_that_is_about_to_end_is_awaited(
+def test_a_holder_that_exits_soon_is_awaited(
     hold: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = hold()
@@ -142,7 +142,7 @@ def test_a_lock_that_is_collected_is_released(tmp_path: Path) -> None:
     assert not (tmp_path / NAME).exists()
 
 
-def test_a_folder_made_anew_is_locked_anew(hold: Callable, tmp_path: Path) -> None:
+def test_a_recreated_folder_is_locked_again(hold: Callable, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     first = FolderLock([str(work)])
     (work / NAME).unlink()
@@ -170,7 +170,7 @@ def test_a_fork_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_used_without(
+def test_a_file_system_without_locks_is_reported(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(file: int, how: int) -> None:
@@ -185,10 +185,10 @@ def test_a_file_system_without_locks_is_used_without(
     lock.release()
 
 
-def test_a_lock_file_of_another_user(
+def test_a_read_only_lock_file_can_be_locked(
     hold: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can be read, and locked, but not written."""
+    """A lock file of another user can be read and locked, but not written."""
     plain_open = os.open
 
     def opening(path: str, flags: int, *mode: int) -> int:
@@ -204,8 +204,8 @@ def test_a_lock_file_of_another_user(
         FolderLock([str(tmp_path)], patience=0)
 
 
-def test_a_holder_that_names_itself_by_nothing(hold: Callable, tmp_path: Path) -> None:
+def test_a_holder_without_description_is_reported(hold: Callable, tmp_path: Path) -> None:
     hold()
     os.truncate(tmp_path / NAME, 0)
-    with pytest.raises(FolderInUseError, match=f'{NAME} does not say which'):
+    with pytest.raises(FolderInUseError, match=f'{NAME} does not name the process'):
         FolderLock([str(tmp_path)], patience=0)

@@ -1,4 +1,4 @@
-"""Signals become requests; who is in a hurry presses Ctrl-C twice."""
+"""Signals become requests; a second Ctrl-C raises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmtempo.system.interrupts import SIGNALS, Interrupts
 
 
 class Noting:
-    """What was asked for, and an Interrupts that asks."""
+    """An `Interrupts` and the requests that it has made."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -27,8 +27,7 @@ class Noting:
 @pytest.fixture
 def noting() -> Iterator[Noting]:
     before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
-    # What a shell starts in the background ignores SIGINT; another test's training may have left
-    # a handler of its own.
+    # Background jobs of a shell ignore SIGINT, and another test may have left a handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     noting = Noting()
@@ -42,7 +41,7 @@ def handlers() -> list[Any]:
 
 
 @pytest.mark.parametrize('number', SIGNALS)
-def test_the_first_one_is_noted(number: signal.Signals, noting: Noting) -> None:
+def test_the_first_signal_becomes_a_request(number: signal.Signals, noting: Noting) -> None:
     noting.interrupts.install()
     assert noting.interrupts.requested is None
     signal.raise_signal(number)
@@ -51,18 +50,18 @@ def test_the_first_one_is_noted(number: signal.Signals, noting: Noting) -> None:
 
 
 @pytest.mark.parametrize('first', SIGNALS)
-def test_a_second_interrupt_leaves(first: signal.Signals, noting: Noting) -> None:
+def test_a_second_ctrl_c_raises(first: signal.Signals, noting: Noting) -> None:
     before = handlers()
     noting.interrupts.install()
     signal.raise_signal(first)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert noting.done == [first, 'second']
-    assert handlers() == before  # a third one is not held up
+    assert handlers() == before  # a third one has the default effect
 
 
-def test_interrupt_that_the_launcher_passes_on_is_the_same(noting: Noting) -> None:
-    """The terminal sends it to all processes, and torchrun sends it to its own once more."""
+def test_a_ctrl_c_forwarded_by_the_launcher_counts_once(noting: Noting) -> None:
+    """The terminal signals all processes, and torchrun forwards the signal."""
     now = [5.0]
     noting.interrupts = Interrupts(
         noting.done.append, lambda: noting.done.append('second'), same=1.0, clock=lambda: now[0]
@@ -85,7 +84,7 @@ def test_torchrun_is_recognized(name: str, same: float, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize('first', SIGNALS)
-def test_another_termination_does_not_leave(first: signal.Signals, noting: Noting) -> None:
+def test_a_second_sigterm_does_not_raise(first: signal.Signals, noting: Noting) -> None:
     noting.interrupts.install()
     signal.raise_signal(first)
     for _ in range(2):
@@ -94,8 +93,8 @@ def test_another_termination_does_not_leave(first: signal.Signals, noting: Notin
     assert noting.interrupts.requested is first
 
 
-def test_the_request_may_end_it(noting: Noting) -> None:
-    """As when the training rests between two iterations."""
+def test_the_request_handler_may_raise(noting: Noting) -> None:
+    """As between two iterations of a training."""
 
     def leave(number: signal.Signals) -> None:
         raise SystemExit(128 + number)
@@ -107,8 +106,8 @@ def test_the_request_may_end_it(noting: Noting) -> None:
     assert noting.interrupts.requested is signal.SIGTERM
 
 
-def test_what_is_ignored_stays_ignored(noting: Noting) -> None:
-    """As of a run in the background of a shell."""
+def test_ignored_signals_stay_ignored(noting: Noting) -> None:
+    """As in a background job of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     noting.interrupts.install()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -118,7 +117,7 @@ def test_what_is_ignored_stays_ignored(noting: Noting) -> None:
     assert handlers() == [signal.SIG_IGN, signal.SIG_DFL]
 
 
-def test_restore(noting: Noting) -> None:
+def test_restore_puts_back_the_handlers(noting: Noting) -> None:
     def own(*args: Any) -> None:
         pass
 
@@ -133,8 +132,8 @@ def test_restore(noting: Noting) -> None:
 
 
 @pytest.mark.parametrize('order', [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
-def test_restore_of_several_in_any_order(order: tuple, noting: Noting) -> None:
-    """The last one to end must not put back the handler of one that has ended."""
+def test_several_can_be_restored_in_any_order(order: tuple, noting: Noting) -> None:
+    """The last one must not restore the handler of one that has ended."""
     before = handlers()
     several = [Noting().interrupts for _ in range(3)]
     for one in several:
@@ -144,7 +143,7 @@ def test_restore_of_several_in_any_order(order: tuple, noting: Noting) -> None:
     assert handlers() == before
 
 
-def test_restore_leaves_what_others_have_installed_since(noting: Noting) -> None:
+def test_restore_keeps_handlers_installed_later(noting: Noting) -> None:
     def own(*args: Any) -> None:
         pass
 
@@ -173,7 +172,7 @@ interrupts.install()
 pid = os.fork()
 if pid == 0:
     os.write(told, b'a')
-    os.read(heard, 1)  # goes on after a SIGINT
+    os.read(heard, 1)  # continues after a SIGINT
     os.write(told, b'b')
     while True:
         signal.pause()
@@ -186,8 +185,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_forked_processes() -> None:
-    """Ctrl-C goes to data loaders as well, which the training still needs; SIGTERM ends them."""
+def test_forked_processes_ignore_ctrl_c_and_end_on_sigterm() -> None:
+    """Workers receive Ctrl-C as well, but the training still needs them."""
     script = FORKING.format(path=module.__file__)
     done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ('True\n-15\n', '')

@@ -1,4 +1,4 @@
-"""What a machine offers, read from fake file systems, and from real processes with real limits."""
+"""Limits of a machine, from fake file systems and real processes with real limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ V2_MOUNT = '30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegat
 UNIFIED = '41 32 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw'
 V1_CPU = '33 32 0:29 {} /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct'
 V1_MEMORY = '36 32 0:32 {} /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory'
-# The module alone: it takes nothing else of the package, and starts in no time.
+# The module alone: importing the package takes seconds.
 ALONE = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location('host_limits', sys.argv[1])
@@ -33,7 +33,7 @@ Tree = Callable[..., str]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    """Makes files; a machine of 16 CPUs, 12 of them for this process."""
+    """Create files of a machine with 16 CPUs, 12 of them for this process."""
     monkeypatch.setattr(os, 'cpu_count', lambda: 16)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(12)), raising=False)
 
@@ -48,7 +48,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def v2(group: str, **files: str) -> dict[str, str]:
-    """A machine with groups of version 2, with files at paths below the uppermost one."""
+    """Create a machine with cgroups of version 2."""
     return {
         'proc/self/cgroup': f'0::{group}',
         'proc/self/mountinfo': f'23 1 8:1 / / rw - ext4 /dev/sda1 rw\n{V2_MOUNT}',
@@ -57,7 +57,7 @@ def v2(group: str, **files: str) -> dict[str, str]:
 
 
 def v1(group: str, base: str, **files: str) -> dict[str, str]:
-    """As Docker shows version 1: the container's group is mounted where the root's would be."""
+    """Create cgroups of version 1 as Docker mounts them: the container's group as the root."""
     return {
         'proc/self/cgroup': f'9:memory:{group}\n8:name=systemd:/\n4:cpu,cpuacct:{group}\n0::/',
         'proc/self/mountinfo': f'{V1_CPU.format(base)}\n{V1_MEMORY.format(base)}\n{UNIFIED}',
@@ -82,9 +82,9 @@ def test_cpus_without_quota(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None
     [
         ('max 100000', 'max 100000', 12),
         ('250000 100000', 'max 100000', 2.5),
-        ('400000 100000', '150000 50000', 3),  # the outer one holds too
+        ('400000 100000', '150000 50000', 3),  # the outer quota holds as well
         ('50000 100000', '800000 100000', 0.5),
-        ('9900000 100000', 'max 100000', 12),  # more than there are
+        ('9900000 100000', 'max 100000', 12),  # more than the machine has
     ],
 )
 def test_cpu_quotas_of_version_2(inner: str, outer: str, number: float, tree: Tree) -> None:
@@ -104,14 +104,14 @@ def test_cpu_quotas_of_version_1(quota: str, number: float, tree: Tree) -> None:
 
 
 @pytest.mark.parametrize('group', ['/', '/../../else', '/gone'])
-def test_groups_that_are_not_mounted_here(group: str, tree: Tree) -> None:
-    """The uppermost group that can be seen counts then."""
+def test_unmounted_groups_fall_back_to_the_visible_root(group: str, tree: Tree) -> None:
+    """The topmost visible group counts then."""
     root = tree(**v2(group, **{'cpu.max': '200000 100000'}))
     assert host_limits.usable_cpus(root).number == 2
 
 
-def test_a_group_beside_the_mounted_one(tree: Tree) -> None:
-    """What lies above the mount is no group."""
+def test_a_group_outside_of_the_mount(tree: Tree) -> None:
+    """Folders above the mount are not groups."""
     files = {
         'cpu,cpuacct/cpu.cfs_quota_us': '350000',
         'cpu,cpuacct/cpu.cfs_period_us': '100000',
@@ -157,13 +157,13 @@ def test_oom_kills(tree: Tree) -> None:
     assert host_limits.oom_kills(root) == 3
     events = {'pod/job/memory.events': 'oom 9\noom_kill 2', 'pod/memory.events': 'oom_kill 5'}
     tree(**v2('/pod/job', **events))
-    assert host_limits.oom_kills(root) == 2  # the others' are not ours
+    assert host_limits.oom_kills(root) == 2  # kills in other groups do not count
 
 
 def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_limits.shared_memory_free(str(tmp_path)) is None
     monkeypatch.setattr(sys, 'platform', 'linux')
-    assert Limits.of_this_machine(str(tmp_path)).shared_memory == 0  # nothing can be shared
+    assert Limits.of_this_machine(str(tmp_path)).shared_memory == 0  # no memory can be shared
     monkeypatch.setattr(sys, 'platform', 'darwin')
     assert Limits.of_this_machine(str(tmp_path)).shared_memory is None
     found = SimpleNamespace(f_frsize=4096, f_bavail=10, f_bfree=99)
@@ -206,7 +206,7 @@ class TestOpenFiles:
         root = tree(**{f'proc/self/fd/{number}': '' for number in range(4)})
         found = host_limits.open_files(root)
         assert found is not None
-        assert found.used == 3  # the folder itself was open
+        assert found.used == 3  # listing opens the folder
         before = host_limits.open_files()
         assert before is not None
         with open(tmp_path / 'one', 'w'), open(tmp_path / 'two', 'w'):
@@ -229,8 +229,8 @@ class TestOpenFiles:
         assert host_limits.raise_open_files(1000) == OpenFiles(64, 4096, 3)
 
 
-def test_where_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows: no /proc, no resource, no affinity, no statvfs."""
+def test_unknown_limits_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no /proc, resource, affinity or statvfs."""
     monkeypatch.setattr(host_limits, 'resource', None)
     monkeypatch.setattr(sys, 'platform', 'win32')
     monkeypatch.delattr(os, 'sched_getaffinity', raising=False)

@@ -1,4 +1,4 @@
-"""What figures were measured on: no more cores than there are to be had, any accelerator."""
+"""The description of a machine: usable cores and any accelerator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmtempo.system.machine import accelerator, machine, processes_here
 
 
 @pytest.mark.parametrize(('quota', 'cores'), [(16.0, 16), (3.5, 3), (0.5, 1)])
-def test_cores_are_those_that_a_container_may_use(
+def test_cores_of_a_container_are_counted(
     quota: float, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, 'usable_cpus', lambda: Cpus(quota, 'cgroup quota'))
@@ -32,13 +32,13 @@ def test_any_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.xpu, 'get_device_name', lambda: 'Intel Arc B580')
     fake_accelerator(monkeypatch, 'xpu')
     assert accelerator() == machine()['accelerator'] == 'Intel Arc B580'
-    fake_accelerator(monkeypatch, 'mps')  # has no names
+    fake_accelerator(monkeypatch, 'mps')  # without device names
     assert accelerator() == 'MPS'
     fake_accelerator(monkeypatch, None)
     assert accelerator() is None
 
 
-def test_an_accelerator_before_torch_had_a_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_named_before_torch_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, 'accelerator', raising=False)
     assert accelerator() is None
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
@@ -50,11 +50,11 @@ def test_an_accelerator_before_torch_had_a_word_for_it(monkeypatch: pytest.Monke
     ('world', 'environment', 'here'),
     [
         (1, {}, 1),
-        (8, {}, 8),  # on one node, as far as is known
+        (8, {}, 8),  # no launcher: one node
         (8, dict(LOCAL_WORLD_SIZE='4'), 4),
         (8, dict(SLURM_NTASKS_PER_NODE='2'), 2),
         (8, dict(SLURM_NTASKS_PER_NODE='2(x3)'), 8),
-        (1, dict(LOCAL_WORLD_SIZE='4'), 1),  # a launcher's, of which this training is a part
+        (1, dict(LOCAL_WORLD_SIZE='4'), 1),  # the launcher's processes include others
         (2, dict(LOCAL_WORLD_SIZE='0'), 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is made of the driver's answers, and which GPU is asked; with a fake library."""
+"""Figures and identification of a GPU, with a fake NVML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Error(Exception):
 
 
 class Library:
-    """Three GPUs; those of `refuses` raise."""
+    """A fake NVML with three GPUs; functions in `refuses` raise."""
 
     NVMLError = Error
     NVML_CLOCK_SM = 1
@@ -92,11 +92,11 @@ def test_figures() -> None:
     nvml = Nvml(0, library=library)
     assert library.begun == 0
     assert nvml.read() == nvml.read() == FIGURES
-    assert library.begun == 1  # once for all
+    assert library.begun == 1  # initialized once
     nvml.close()
     nvml.close()
     assert library.begun == 0
-    assert nvml.read() == FIGURES  # again
+    assert nvml.read() == FIGURES  # initialized again
     nvml.close()
     assert library.begun == 0
 
@@ -110,31 +110,31 @@ def test_figures() -> None:
         ('nvmlDeviceGetMemoryInfo', 'memory_used'),
     ],
 )
-def test_a_figure_that_it_does_not_have(refused: str, missing: str) -> None:
+def test_missing_figures_are_left_out(refused: str, missing: str) -> None:
     expected = {name: value for name, value in FIGURES.items() if name != missing}
     assert Nvml(0, library=Library(refused)).read() == expected
 
 
-def test_older_drivers_have_another_name() -> None:
+def test_older_drivers_use_another_function() -> None:
     refused = ['nvmlDeviceGetCurrentClocksEventReasons']
     assert Nvml(0, library=Library(*refused)).read()['throttle'] == ['power brake']
     refused.append('nvmlDeviceGetCurrentClocksThrottleReasons')
     assert 'throttle' not in Nvml(0, library=Library(*refused)).read()
 
 
-def test_reasons_in_words() -> None:
+def test_throttle_reasons_have_names() -> None:
     assert throttle_reasons(0) == []
-    assert throttle_reasons(0x1 | 0x2 | 0x10 | 0x100) == []  # idle, and what somebody has set
+    assert throttle_reasons(0x1 | 0x2 | 0x10 | 0x100) == []  # idle, and clocks set by the user
     assert throttle_reasons(0x8 | 0x40) == ['hardware slowdown', 'temperature (hardware)']
 
 
-def test_no_driver() -> None:
+def test_without_a_driver_nothing_is_read() -> None:
     nvml = Nvml(0, library=Library('nvmlInit', 'nvmlShutdown'))
     assert nvml.read() == {}
     nvml.close()
 
 
-def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'pynvml', None)
     nvml = Nvml(0)
     assert nvml.read() == {}
@@ -160,10 +160,10 @@ def test_the_real_library_has_these_names() -> None:
         (SimpleNamespace(pci_bus_id=0x41, pci_device_id=2), '00000000:41:02.0'),
     ],
 )
-def test_found_by_what_torch_says(
+def test_torch_properties_identify_the_gpu(
     properties: SimpleNamespace, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the environment says."""
+    """Independent of CUDA_VISIBLE_DEVICES."""
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '0')
     vars(properties).setdefault('pci_device_id', 0)
     library = Library()
@@ -184,7 +184,7 @@ def test_found_by_what_torch_says(
         ('7', 0, None),
     ],
 )
-def test_found_by_the_environment(
+def test_the_environment_identifies_the_gpu(
     visible: str | None, index: int, found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if visible is None:

@@ -1,4 +1,4 @@
-"""Totals by name, with fake counts; and a real fault and a real collection."""
+"""Counters with fake counts, a real page fault and a real collection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def counters() -> Iterator[IterationCounters]:
 
 
 def fake_resource(asked: list[int], **names: int) -> SimpleNamespace:
-    """Two reads, of which the second has more of everything."""
+    """Return two usages; the second has more of everything."""
 
     def getrusage(which: int) -> SimpleNamespace:
         n = len(asked)
@@ -43,7 +43,7 @@ def fake_resource(asked: list[int], **names: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize(('names', 'whose'), [({'RUSAGE_THREAD': 1}, 1), ({}, 0)])
 def test_differences(names: dict, whose: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the thread where there is such a count, else of the process."""
+    """Counts are of the thread where supported, else of the process."""
     asked: list[int] = []
     monkeypatch.setattr(process_counters, 'resource', fake_resource(asked, **names))
     counters = IterationCounters()
@@ -54,7 +54,7 @@ def test_differences(names: dict, whose: int, monkeypatch: pytest.MonkeyPatch) -
         'involuntary_switches': 30,
         'system_seconds': 1.0,
         'user_seconds': 2.0,
-        'gc_seconds': None,  # nobody has watched
+        'gc_seconds': None,  # not started
         'gc_collections': None,
     }
     assert counters.difference(before, counters.read()) == {
@@ -68,7 +68,7 @@ def test_differences(names: dict, whose: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows."""
+    """Windows has no resource module."""
     monkeypatch.setattr(process_counters, 'resource', None)
     counters = IterationCounters()
     counters.start()
@@ -83,14 +83,14 @@ def test_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestCollections:
     @pytest.fixture(autouse=True)
     def quiet(self) -> Iterator[None]:
-        """No others than those of the tests."""
+        """Prevent other garbage collections."""
         gc.disable()
-        gc.freeze()  # they take no time then
+        gc.freeze()  # makes collections fast
         yield
         gc.unfreeze()
         gc.enable()
 
-    def test_seconds_and_full_ones(self) -> None:
+    def test_seconds_and_full_collections_are_counted(self) -> None:
         times = iter([10, 2_000_000_010, 5_000_000_000, 5_500_000_000])
         counters = IterationCounters(clock=lambda: next(times))
         counters.start()
@@ -100,7 +100,7 @@ class TestCollections:
         counters.stop()
         assert counters.read()[-2:] == (2.5, 1)
 
-    def test_any_thread(self, counters: IterationCounters) -> None:
+    def test_collections_of_any_thread_count(self, counters: IterationCounters) -> None:
         thread = threading.Thread(target=gc.collect)
         thread.start()
         thread.join()
@@ -108,8 +108,8 @@ class TestCollections:
         assert seconds
         assert full == 1
 
-    def test_threads_side_by_side(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As without a GIL: each end belongs to the start of its own thread."""
+    def test_concurrent_collections_are_separated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a GIL, each end belongs to the start in the same thread."""
         times = iter([0, 1_000_000_000, 3_000_000_000, 4_000_000_000])
         counters = IterationCounters(clock=lambda: next(times))
         counters.start()
@@ -121,7 +121,9 @@ class TestCollections:
         counters.stop()
         assert counters.read()[-2:] == (6.0, 2)
 
-    def test_one_that_began_before(self, counters: IterationCounters) -> None:
+    def test_a_collection_that_began_before_start_is_ignored(
+        self, counters: IterationCounters
+    ) -> None:
         gc.callbacks[-1]('stop', {'generation': 2})
         assert counters.read()[-2:] == (0.0, 0)
 
@@ -136,10 +138,10 @@ class TestCollections:
             counters.stop()
             counters.stop()
             assert gc.callbacks == before
-            gc.collect()  # nobody looks
+            gc.collect()  # not counted
         assert counters.read()[-1] == 2
 
-    def test_nothing_is_left_behind(self) -> None:
+    def test_stop_removes_the_callback(self) -> None:
         before = list(gc.callbacks)
         counters = IterationCounters()
         counters.start()
@@ -147,7 +149,7 @@ class TestCollections:
         del counters
         assert gc.callbacks == before
 
-    def test_somebody_has_cleared_the_list(self) -> None:
+    def test_a_cleared_callback_list_is_no_error(self) -> None:
         counters = IterationCounters()
         counters.start()
         gc.callbacks.pop()
@@ -156,7 +158,7 @@ class TestCollections:
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='counts of a thread')
 def test_real_faults(counters: IterationCounters) -> None:
-    """Of this thread only."""
+    """Faults of other threads do not count."""
     pages = 300
 
     def touch() -> None:

@@ -1,4 +1,4 @@
-"""What is read of fake file systems, and of this machine with a process that is forked for real."""
+"""Readings from fake file systems, and from this machine with real forks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mmtempo.system import readings as machine_readings
-from mmtempo.system.limits import _control_groups
+from mmtempo.system.limits import control_groups
 from mmtempo.system.readings import (
     GpuReading,
     MachineReadings,
@@ -68,12 +68,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def meminfo(total: int, available: int) -> dict[str, str]:
-    """In MB."""
+    """Return meminfo; arguments in MiB."""
     return {'proc/meminfo': MEMINFO.format(total=total << 10, available=available << 10)}
 
 
 def groups(controller: str, root: str) -> list[str]:
-    return list(_control_groups(controller, root))
+    return list(control_groups(controller, root))
 
 
 class TestMemory:
@@ -91,8 +91,8 @@ class TestMemory:
         ('inner', 'outer', 'used', 'total'),
         [
             ('max', 'max', 0.75, 100),
-            (50 * MB, 'max', 0.8, 50),  # 42 less 2 that can be dropped
-            (80 * MB, 'max', 0.75, 100),  # the machine is closer to its end
+            (50 * MB, 'max', 0.8, 50),  # 42 less 2 that are reclaimable
+            (80 * MB, 'max', 0.75, 100),  # the machine is closer to its limit
             (80 * MB, 60 * MB, 0.9, 60),
         ],
     )
@@ -172,7 +172,7 @@ def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pressure(tree: Tree) -> None:
-    """The innermost group's, where it has one."""
+    """The innermost group with a pressure file counts."""
     assert pressure(tree()) is None
     machine = {f'proc/pressure/{what}': STALLED.format(9000000) for what in ('cpu', 'memory', 'io')}
     root = tree(**machine)
@@ -187,8 +187,8 @@ def test_pressure(tree: Tree) -> None:
     assert found == {'psi_cpu': 9, 'psi_memory': 2.5, 'psi_io': 1}
 
 
-def test_pressure_that_is_switched_off(tree: Tree) -> None:
-    """There are files, but reading them fails."""
+def test_disabled_pressure_is_none(tree: Tree) -> None:
+    """The files exist, but reading them fails."""
     root = tree()
     for what in ('cpu', 'memory', 'io'):
         os.makedirs(f'{root}/proc/pressure/{what}')
@@ -218,7 +218,7 @@ def test_throttling_of_version_1(tree: Tree) -> None:
 class TestTree:
     @linux_only
     def test_children_and_theirs(self) -> None:
-        """A child, forked from another thread than this, and its own one, with memory of it."""
+        """A child forked from another thread, and its child, share memory."""
         before = tree_memory(os.getpid())
         here, there = FORK.Pipe()
         child = FORK.Process(target=parent_of_one, args=(there,))
@@ -237,7 +237,9 @@ class TestTree:
         assert not {child.pid, grandchild} & set(family_of(os.getpid()))
 
     @linux_only
-    def test_the_same_without_the_kernels_help(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_smaps_rollup_resident_memory_is_used(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         here, there = FORK.Pipe()
         child = FORK.Process(target=parent_of_one, args=(there,))
         child.start()
@@ -245,7 +247,7 @@ class TestTree:
         grandchild = here.recv()
         monkeypatch.setattr(os.path, 'exists', lambda path: False)
         family = family_of(os.getpid())
-        monkeypatch.setattr(machine_readings, '_read', lambda *place: '')
+        monkeypatch.setattr(machine_readings, 'read_file', lambda *place: '')
         during = tree_memory(os.getpid())
         monkeypatch.undo()
         here.send('end')
@@ -255,7 +257,7 @@ class TestTree:
         assert during['tree_processes'] == len(family)
         assert during['tree_rss'] > OWN_BYTES
 
-    def test_one_that_has_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_exited_process_is_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = {10: 100, 11: None, 12: 30}
         asked = []
 
@@ -266,12 +268,12 @@ class TestTree:
         monkeypatch.setattr(machine_readings, 'family_of', lambda pid: [10, 11, 12])
         monkeypatch.setattr(machine_readings, '_pss', pss)
         assert tree_memory(10) == {'tree_pss': 130, 'tree_processes': 2}
-        assert asked[-1] == 10  # or what a child maps meanwhile would count twice
+        assert asked[-1] == 10  # otherwise pages that a child maps meanwhile would count twice
 
     def test_sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rollup = 'Rss: 900 kB\nPss: 12 kB\nPss_Anon: 5 kB\nSwapPss: 7 kB'
         monkeypatch.setattr(machine_readings, 'family_of', lambda pid: [pid])
-        monkeypatch.setattr(machine_readings, '_read', lambda *place: rollup)
+        monkeypatch.setattr(machine_readings, 'read_file', lambda *place: rollup)
         assert tree_memory(1) == {'tree_pss': 12 << 10, 'tree_processes': 1}
 
 
@@ -279,7 +281,7 @@ OWN_BYTES = 8 * MB
 
 
 def parent_of_one(pipe: Any) -> None:
-    """Starts a child in another thread, as loaders do; all live until they are told."""
+    """Start a child in another thread, as loaders do; all run until released."""
     kept = bytearray(os.urandom(1) * OWN_BYTES)
     inner, outer = FORK.Pipe()
     child = FORK.Process(target=wait, args=(outer,))
@@ -313,7 +315,7 @@ class TestSeldom:
 
     @pytest.mark.parametrize(('takes', 'rest'), [(0.001, 10), (0.5, 50)])
     def test_rests(self, takes: float, rest: float, clock: SimpleNamespace) -> None:
-        """Ten seconds, or a hundred times what it takes."""
+        """Ten seconds, or a hundred times the duration of a reading."""
         times = []
 
         def reading() -> dict:
@@ -332,7 +334,7 @@ class TestSeldom:
 
 
 class Module:
-    """As torch.cuda."""
+    """A fake of torch.cuda."""
 
     def __init__(self, is_begun: bool = True, stats: dict[str, int] | None = None) -> None:
         self.is_begun, self.stats = is_begun, stats or {}
@@ -370,14 +372,14 @@ class TestDevice:
         del module.stats['num_alloc_retries']
         assert device_memory(self.device) == {'device': {'allocated': 5, 'reserved': 9}}
 
-    def test_is_not_begun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_are_not_initialized(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, 'cuda', Module(is_begun=False))
         gpu = GpuReading(self.device)
         assert device_memory(self.device) is None
         assert gpu() is None
         gpu.close()
 
-    def test_the_real_one_is_not_begun(self) -> None:
+    def test_cuda_is_not_initialized(self) -> None:
         assert device_memory(self.device) is None
         assert GpuReading(self.device)() is None
         assert device_memory(torch.device('mps', 0)) is None
@@ -385,7 +387,7 @@ class TestDevice:
         assert not torch.cuda.is_initialized()
 
     def test_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The one that torch means; asked for as soon as it has begun."""
+        """The GPU that torch uses is read once torch has initialized it."""
         made = []
 
         class FakeNvml:
@@ -411,7 +413,7 @@ class TestDevice:
         assert gpu() is None
 
 
-def test_which_are_read() -> None:
+def test_parts_depend_on_the_device() -> None:
     parts = set(MachineReadings().parts)
     assert set(MachineReadings(torch.device('cpu')).parts) == parts
     assert set(MachineReadings(torch.device('xpu', 0)).parts) == {*parts, 'device memory'}
@@ -434,8 +436,8 @@ def test_this_machine() -> None:
     assert 0 <= found['shm_free'] <= found['shm_total']
 
 
-def test_where_nothing_is_known(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither /proc nor cgroups."""
+def test_unknown_readings_are_none(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without /proc and cgroups."""
     monkeypatch.delattr(os, 'statvfs', raising=False)
     parts = MachineReadings(root=tree()).parts
     named = ('RAM', 'swapping', '/dev/shm', 'pressure', 'CPU quota')

@@ -1,4 +1,4 @@
-"""A ring of samples, by fake readings and a fake clock; and threads, forks and exits for real."""
+"""A ring of samples: fake readings and clock, real threads, forks and exits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mmtempo.system.sampler import MachineSampler
 from tests.testing.processes import FORK, in_child
 
 MB = 1 << 20
-# The modules alone: they take nothing else of the package, and start in no time.
+# Without the package itself, whose import takes seconds.
 ALONE = """
 import sys, types
-stub = sys.modules['mmtempo'] = types.ModuleType('mmtempo')  # the package itself imports mmseg
+stub = sys.modules['mmtempo'] = types.ModuleType('mmtempo')  # avoids importing mmseg
 stub.__path__ = [sys.argv[1]]
 from mmtempo.system.readings import MachineReadings
-from mmtempo.system.sampler import MachineWatch
+from mmtempo.system.sampler import MachineSampler
 class Readings(MachineReadings):
     def close(self):
         super().close()
         print('closed')
-watch = MachineWatch(interval=0.001, readings=Readings())
+watch = MachineSampler(interval=0.001, readings=Readings())
 watch.start()
 while watch.latest() is None:
     pass
@@ -39,7 +39,7 @@ forks = pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
 
 
 class FakeReadings:
-    """Says what `now` has, and a second passes with each."""
+    """Readings that return `now`; each takes a second of the fake clock."""
 
     def __init__(self, **more: Callable[[], Any]) -> None:
         self.clock, self.closed = 0.0, 0
@@ -51,7 +51,7 @@ class FakeReadings:
 
 
 class Counting(FakeReadings):
-    """Tells when it was asked."""
+    """Readings that signal and count each call."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -76,7 +76,7 @@ def watch(readings: FakeReadings) -> MachineSampler:
 
 @pytest.fixture
 def take(watch: MachineSampler, readings: FakeReadings) -> Callable[..., None]:
-    """A sample with these figures, a second after the last."""
+    """Take a sample with these figures, a second after the last one."""
 
     def take(**figures: Any) -> None:
         readings.now = figures
@@ -95,7 +95,7 @@ def counting() -> Iterator[tuple[MachineSampler, Counting]]:
 
 
 class TestSamples:
-    def test_latest(self, watch: MachineSampler, take: Callable) -> None:
+    def test_latest_returns_the_newest_sample(self, watch: MachineSampler, take: Callable) -> None:
         assert watch.latest() is None
         take(ram_used=0.5, tree_pss=7)
         take(ram_used=0.25)
@@ -104,7 +104,7 @@ class TestSamples:
         assert latest.pop('time') > 1.7e9
         assert latest == {'ram_used': 0.25}
 
-    def test_two_readings_of_the_device(self) -> None:
+    def test_two_readings_of_the_device_are_merged(self) -> None:
         readings = FakeReadings(
             allocator=lambda: {'device': {'allocated': 5}},
             gpu=lambda: {'device': {'power': 200.0}},
@@ -116,7 +116,7 @@ class TestSamples:
         assert latest is not None
         assert latest['device'] == {'allocated': 5, 'power': 200.0}
 
-    def test_peak(self, watch: MachineSampler, take: Callable) -> None:
+    def test_peak_is_the_worst_of_the_run(self, watch: MachineSampler, take: Callable) -> None:
         assert watch.peak() == {}
         device = {'allocated': 5, 'throttle': ['power limit']}
         take(ram_used=0.5, ram_of='the machine', shm_free=9, swap_in=1, psi_cpu=2, device=device)
@@ -143,28 +143,21 @@ class TestSamples:
         assert watch.between(0, 2000) == {'swap_in': 2 * MB}
         assert watch.peak() == {'ram_used': 0.5}
 
-    def test_between(self, watch: MachineSampler, take: Callable) -> None:
+    def test_between_returns_evidence(self, watch: MachineSampler, take: Callable) -> None:
         for swapped in (0, 0, 5, 5, 9):
             take(swap_in=swapped * MB)
         assert watch.between(1.5, 1.7) == {'swap_in': 5 * MB}
         assert watch.between(2.5, 2.7) == {}
         assert watch.between(0.5, 3.5) == {'swap_in': 9 * MB}
 
-    def test_covers(self, watch: MachineSampler, take: Callable) -> None:
-        assert not watch.covers(0.0)
-        take()
-        take()
-        assert watch.covers(1.0)
-        assert not watch.covers(1.01)
-
     @pytest.mark.parametrize('wrong', [dict(interval=0), dict(interval=-1.0), dict(keep=1)])
-    def test_wrong_arguments(self, wrong: dict, readings: FakeReadings) -> None:
+    def test_wrong_arguments_are_refused(self, wrong: dict, readings: FakeReadings) -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             MachineSampler(readings=readings, **wrong)
 
 
 class TestWarnings:
-    def test_each_once(self, watch: MachineSampler, take: Callable) -> None:
+    def test_each_warning_is_returned_once(self, watch: MachineSampler, take: Callable) -> None:
         full = dict(ram_used=0.95, ram_total=100 * MB)
         assert watch.warnings() == []
         take(ram_used=0.5, swap_in=0)
@@ -180,15 +173,15 @@ class TestWarnings:
         assert watch.warnings() == []
 
     def test_swapping_counts_from_the_first_sample_of_the_run(self, readings: FakeReadings) -> None:
-        """Also when that has left the ring."""
+        """Also after the first sample has left the ring."""
         watch = MachineSampler(keep=2, readings=readings)
         for swapped in range(4, 24):
             readings.now = {'swap_out': swapped * MB // 8}
             watch.sample()
         (text,) = watch.warnings()
-        assert 'written 1 MB to it' in text
+        assert '1.00 MiB written' in text
 
-    def test_a_reading_that_fails(self) -> None:
+    def test_a_failing_reading_is_reported_once_and_dropped(self) -> None:
         calls = []
 
         def fail() -> None:
@@ -202,16 +195,18 @@ class TestWarnings:
         watch.sample()
         assert calls == [1]
         (text,) = watch.warnings()
-        assert text == 'GPU cannot be watched from now on: OSError: [Errno 5] no such thing'
+        assert text == 'GPU: cannot be read any more (OSError: [Errno 5] no such thing)'
         latest = watch.latest()
         assert latest is not None
         assert set(latest) == {'time', 'ram_used', 'after'}
 
 
 class TestThread:
-    def test_start_and_stop(self, counting: tuple[MachineSampler, Counting]) -> None:
+    def test_the_thread_starts_and_stops_once(
+        self, counting: tuple[MachineSampler, Counting]
+    ) -> None:
         watch, readings = counting
-        watch.stop()  # it was not started
+        watch.stop()  # not started: no-op
         assert not watch.running
         for _ in range(2):
             before = threading.active_count()
@@ -219,7 +214,7 @@ class TestThread:
             watch.start()
             assert watch.running
             assert threading.active_count() == before + 1
-            assert readings.asked.acquire(timeout=30)  # the first one at once
+            assert readings.asked.acquire(timeout=30)  # the first sample is taken at once
             watch.stop()
             watch.stop()
             assert not watch.running
@@ -229,25 +224,13 @@ class TestThread:
         assert latest is not None
         assert latest['count'] == 2
 
-    def test_again_and_again(self) -> None:
+    def test_samples_repeat(self) -> None:
         readings = Counting()
         watch = MachineSampler(interval=0.001, readings=readings)
         watch.start()
         for _ in range(5):
             assert readings.asked.acquire(timeout=30)
         watch.stop()
-
-    def test_nudge(
-        self, counting: tuple[MachineSampler, Counting], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The next sample would be due in an hour."""
-        monkeypatch.setattr(sampler, 'REST', 1e-9)
-        watch, readings = counting
-        watch.start()
-        for _ in range(3):
-            assert readings.asked.acquire(timeout=30)
-            watch.nudge()
-        assert readings.asked.acquire(timeout=30)
 
     def test_stop_does_not_wait_for_the_next_sample(
         self, counting: tuple[MachineSampler, Counting], monkeypatch: pytest.MonkeyPatch
@@ -262,41 +245,35 @@ class TestThread:
 
         before = threading.active_count()
         with monkeypatch.context() as patch:
-            patch.setattr(sampler, 'REST', 1e-9)
             patch.setattr(threading, 'Event', Event)
             counting[0].start()
             assert waits.acquire(timeout=30)
         counting[0].stop()
         assert threading.active_count() == before
 
-    def test_it_rests_whoever_nudges(self, counting: tuple[MachineSampler, Counting]) -> None:
+    def test_samples_are_an_interval_apart(self, counting: tuple[MachineSampler, Counting]) -> None:
         watch, readings = counting
         waits = []
 
-        class Event(threading.Event):
+        class Ending(threading.Event):
             def wait(self, timeout: float | None = None) -> bool:
                 waits.append((readings.count, timeout))
-                if readings.count == 3:
-                    ending.set()
-                return self.is_set()
+                return readings.count == 3
 
-        ending, wake = Event(), Event()
-        wake.set()
-        watch._run(ending, wake)
-        assert waits == [(1, 360), (1, 3240), (2, 360), (2, 3240), (3, 360)]
-        assert not wake.is_set()
+        watch._run(Ending())
+        assert waits == [(1, 3600), (2, 3600), (3, 3600)]
         assert readings.closed == 1
 
-    def test_a_reading_that_hangs(
+    def test_stop_returns_while_a_reading_hangs(
         self, readings: FakeReadings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The training ends all the same; the thread when it can."""
+        """The thread ends when the reading returns."""
         monkeypatch.setattr(sampler, 'STOPPING_SECONDS', 0.01)
-        hangs, goes_on = threading.Event(), threading.Event()
+        hangs, resumes = threading.Event(), threading.Event()
 
         def hang() -> None:
             hangs.set()
-            goes_on.wait(30)
+            resumes.wait(30)
 
         readings.parts['hangs'] = hang
         watch = MachineSampler(readings=readings)
@@ -306,12 +283,14 @@ class TestThread:
         watch.stop()
         assert thread.is_alive()
         assert thread.daemon
-        goes_on.set()
+        resumes.set()
         thread.join(30)
         assert not thread.is_alive()
         assert readings.closed == 1
 
-    def test_nothing_holds_it(self, counting: tuple[MachineSampler, Counting]) -> None:
+    def test_a_stopped_sampler_is_collected(
+        self, counting: tuple[MachineSampler, Counting]
+    ) -> None:
         watch = MachineSampler(readings=FakeReadings())
         watch.start()
         watch.stop()
@@ -329,19 +308,20 @@ class TestFork:
         assert readings.asked.acquire(timeout=30)
 
         def look() -> tuple:
-            watch.nudge()
             running = watch.running
             watch.stop()
             latest = watch.latest()
             return running, threading.active_count(), latest and latest['count']
 
-        while watch.latest() is None:  # it has been asked, and ends soon
+        while watch.latest() is None:  # the sample is stored soon after the reading
             os.sched_yield()
         assert in_child(look) == (False, 1, 1)
         assert watch.running
         assert readings.closed == 0
 
-    def test_a_child_may_have_its_own(self, counting: tuple[MachineSampler, Counting]) -> None:
+    def test_a_forked_child_can_start_the_sampler(
+        self, counting: tuple[MachineSampler, Counting]
+    ) -> None:
         watch, readings = counting
         watch.start()
         assert readings.asked.acquire(timeout=30)
@@ -356,21 +336,21 @@ class TestFork:
         assert in_child(start) == (True, False, 2, 1)
         assert readings.count == 1
 
-    def test_with_locks_held(self, counting: tuple[MachineSampler, Counting]) -> None:
-        """As when a worker is forked at the moment when the thread goes to sleep."""
+    def test_a_fork_while_the_lock_is_held_does_not_hang(
+        self, counting: tuple[MachineSampler, Counting]
+    ) -> None:
+        """A worker may be forked at the moment when the thread begins to wait."""
         watch, readings = counting
         watch.start()
         assert readings.asked.acquire(timeout=30)
 
         def use() -> None:
-            watch.nudge()
             watch.stop()
             watch.start()
             watch.stop()
 
-        child = FORK.Process(target=use, daemon=True)  # or it would hang at the end as well
-        locks = [watch._ending._cond, watch._wake._cond]  # type: ignore[attr-defined]
-        with locks[0], locks[1]:
+        child = FORK.Process(target=use, daemon=True)  # otherwise the test would hang at its end
+        with watch._ending._cond:  # type: ignore[attr-defined]
             child.start()
         child.join(20)
         assert child.exitcode == 0
@@ -378,7 +358,7 @@ class TestFork:
 
 @pytest.mark.parametrize('end', ['', 'raise SystemExit(0)', 'watch.stop()'])
 def test_the_interpreter_ends_with_it_running(end: str) -> None:
-    """What was begun for reading is ended, nothing else is said, and nothing hangs."""
+    """The readings are closed, and nothing is printed or hangs."""
     package = str(Path(sampler.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, '-c', ALONE + end, package], capture_output=True, text=True, timeout=60

@@ -1,4 +1,4 @@
-"""What samples of the machine say: why an iteration took long, and what to change in time."""
+"""Evidence in samples of the machine: causes of slow iterations, and warnings."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
-MB, GB = 1 << 20, 1 << 30
-# Totals since the machine began: only their differences say anything.
+from mmtempo.utils.units import size
+
+MIB, GIB = 1 << 20, 1 << 30
+# Totals since boot: only differences are meaningful.
 COUNTERS = {'swap_in', 'swap_out', 'psi_cpu', 'psi_memory', 'psi_io', 'throttled'}
-# What share of the iteration is worth a word, at least so many seconds. Some waiting for CPUs and
-# disks is what workers do all the time: there, what goes beyond the usual counts.
+# Least share of an iteration, of at least FEWEST_SECONDS, that counts as evidence. Workers always
+# wait a little for CPUs and disks, so of USUAL only what exceeds the usual rate counts.
 STALLS = {'psi_memory': 0.1, 'throttled': 0.1, 'psi_io': 0.25, 'psi_cpu': 0.5}
 USUAL = {'psi_io', 'psi_cpu'}
 FEWEST_SECONDS = 0.02
-MUCH_WRITEBACK = 64 * MB
-# Less is what others on the machine do now and then.
-SOME_SWAPPING = MB
+MUCH_WRITEBACK = 64 * MIB
+SOME_SWAPPING = MIB  # other programs swap smaller amounts now and then
 
 FULL_RAM, FEW_SHM = 0.9, 0.1
-# /dev/shm shrinks where it goes down evenly for a minute or more, by a twentieth of it or more,
-# and would be full within an hour. Batches come and go there: only the most that is free counts.
+# Free space of /dev/shm shrinks if it falls evenly for a minute or more, by 5 % or more, and would
+# reach 0 within an hour. Batches come and go, so maxima of the free space are compared.
 TREND_SECONDS, TREND_SHARE, TREND_HORIZON, TREND_SAMPLES = 60, 0.05, 3600, 60
 
 LESS_MEMORY = (
@@ -38,14 +39,14 @@ LESS_DEVICE_MEMORY = (
 
 
 class Sample(NamedTuple):
-    """Figures by name, and when reading them began and ended."""
+    """Figures by name, and when their reading began and ended."""
 
     began: float
     ended: float
     figures: dict[str, Any]
 
     def get(self, name: str) -> Any:
-        """None where it was not read; `device.retries` lies one level deeper."""
+        """Return a figure, or None where it was not read; `device.retries` is a nested name."""
         found: Any = self.figures
         for part in name.split('.'):
             found = (found or {}).get(part)
@@ -53,16 +54,16 @@ class Sample(NamedTuple):
 
 
 def evidence(samples: Sequence[Sample], start: float, end: float) -> dict[str, Any]:
-    """What was unusual between two moments; samples next to them count.
+    """Return what was unusual between two moments, including the samples next to them.
 
     ==================== =====================================================================
-    swap_in, swap_out    bytes, from 1 MB on
-    psi_memory           seconds for which some process here waited for memory; psi_io and
-                         psi_cpu likewise, what goes beyond the usual. Not more than there were.
-    throttled            seconds that a CPU quota has taken away, of all CPUs together
-    writeback            bytes on their way to disks at worst, from 64 MB on
-    retries              how often the device's allocator has run out and begun anew
-    throttle             why the GPU was slowed down, if it is not for most of the time
+    swap_in, swap_out    bytes, from 1 MiB
+    psi_memory           seconds in which a process here waited for memory; psi_io and psi_cpu
+                         likewise, beyond the usual rate. At most the length of the interval.
+    throttled            CPU seconds that a quota has taken away, summed over CPUs
+    writeback            maximum of bytes being written to disks, from 64 MiB
+    retries              times that the device allocator ran out of memory and retried
+    throttle             reasons for reduced GPU clocks that do not hold most of the time
     ==================== =====================================================================
     """
     first = max((i for i, one in enumerate(samples) if one.ended <= start), default=0)
@@ -96,12 +97,12 @@ def evidence(samples: Sequence[Sample], start: float, end: float) -> dict[str, A
 def findings(
     first: Sample, samples: Sequence[Sample], known: Container[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What should be changed before it gets worse: what about, and a text for people.
+    """Yield name and text of conditions that should be changed before they get worse.
 
     Args:
-        first: Of this run.
-        samples: The most recent ones, the newest last.
-        known: What not to look for any more. Defaults to ().
+        first: The first sample of this run.
+        samples: The most recent samples, newest last.
+        known: Names of conditions to skip. Defaults to ().
     """
     checks: tuple[Callable[[Sample, Sequence[Sample]], str | None], ...]
     checks = (_full_ram, _swapping, _full_shm, _shrinking_shm, _retries)
@@ -116,11 +117,15 @@ def _full_ram(first: Sample, samples: Sequence[Sample]) -> str | None:
     used, total = figures.get('ram_used'), figures.get('ram_total', 0)
     if used is None or used <= FULL_RAM:
         return None
-    size = figures.get('tree_pss')
-    ours = '' if size is None else f', {_size(size)} by {_processes(figures["tree_processes"])}'
+    used_here = figures.get('tree_pss')
+    ours = (
+        ''
+        if used_here is None
+        else f', {size(used_here)} by {_processes(figures["tree_processes"])}'
+    )
     return (
-        f'RAM: {used:.0%} of {_size(total)} of {figures.get("ram_of", "the machine")} is in '
-        f'use{ours}; when it is full, processes are killed: {LESS_MEMORY}'
+        f'RAM: {used:.0%} of {size(total)} of {figures.get("ram_of", "the machine")} is in '
+        f'use{ours}; processes are killed when it is full: {LESS_MEMORY}'
     )
 
 
@@ -129,8 +134,8 @@ def _swapping(first: Sample, samples: Sequence[Sample]) -> str | None:
     if max(ways) < SOME_SWAPPING:
         return None
     return (
-        f'swap: since the run began the machine has read {_size(ways[0])} back from it and '
-        f'written {_size(ways[1])} to it; who needs such a page waits for the disk: {LESS_MEMORY}'
+        f'swap: {size(ways[0])} read and {size(ways[1])} written since the run began; processes '
+        f'wait for these pages: {LESS_MEMORY}'
     )
 
 
@@ -139,15 +144,15 @@ def _full_shm(first: Sample, samples: Sequence[Sample]) -> str | None:
     if not total or free is None or free >= FEW_SHM * total:
         return None
     return (
-        f'/dev/shm: {_size(free)} of {_size(total)} is free; a worker that writes beyond it is '
-        f'killed: {_less_shm(total)}'
+        f'/dev/shm: {size(free)} of {size(total)} is free; a worker that exceeds it is killed: '
+        f'{_less_shm(total)}'
     )
 
 
 def _shrinking_shm(first: Sample, samples: Sequence[Sample]) -> str | None:
-    """The most that was free, in each third of the time."""
+    """Compare the maxima of free space in each third of the time."""
     total = samples[-1].get('shm_total')
-    some = samples[:: math.ceil(len(samples) / TREND_SAMPLES)]  # not all, each time
+    some = samples[:: math.ceil(len(samples) / TREND_SAMPLES)]  # a subset, for speed
     free, third = [one.get('shm_free') for one in some], len(some) // 3
     seconds = samples[-1].began - samples[0].began
     if not total or not third or None in free or seconds < TREND_SECONDS:
@@ -162,22 +167,22 @@ def _shrinking_shm(first: Sample, samples: Sequence[Sample]) -> str | None:
     if left > TREND_HORIZON:
         return None
     return (
-        f'/dev/shm: what is free shrinks by {_size(60 * rate)} a minute, {_size(most[2])} of '
-        f'{_size(total)} is left, which is enough for {left / 60:.0f} minutes; something keeps '
-        f'batches, or leaves files there: {_less_shm(total)}'
+        f'/dev/shm: free space shrinks by {size(60 * rate)} a minute; {size(most[2])} of '
+        f'{size(total)} is left, enough for {left / 60:.0f} minutes; batches are kept, or files '
+        f'are left there: {_less_shm(total)}'
     )
 
 
 def _retries(first: Sample, samples: Sequence[Sample]) -> str | None:
-    """Also those of the first sample: the allocator counts in this process only."""
+    """Count since the start of the process: the allocator counts this process only."""
     retries = samples[-1].get('device.retries')
     if not retries:
         return None
     reserved = samples[-1].get('device.reserved')
-    now = '' if reserved is None else f' ({_size(reserved)} reserved now)'
+    now = '' if reserved is None else f' ({size(reserved)} reserved now)'
     return (
-        f'device memory: {retries} x it was full{now}, so that all that was kept for reuse had '
-        f'to be given back, for which the device stands still: {LESS_DEVICE_MEMORY}'
+        f'device memory: full {retries} times{now}; each time the cached memory was freed, which '
+        f'stops the device: {LESS_DEVICE_MEMORY}'
     )
 
 
@@ -187,7 +192,7 @@ def _difference(old: Sample, new: Sample, name: str) -> float:
 
 
 def _usual_rate(samples: Sequence[Sample], old: Sample, new: Sample, name: str) -> float:
-    """A second, at all other times."""
+    """Return the rate of a counter, a second, outside the interval."""
     amount = _difference(samples[0], samples[-1], name) - _difference(old, new, name)
     seconds = (samples[-1].began - samples[0].began) - (new.began - old.began)
     return amount / seconds if seconds > 0 else 0.0
@@ -201,13 +206,8 @@ def _unusual_reasons(samples: Sequence[Sample], around: Sequence[Sample]) -> lis
 
 
 def _less_shm(total: int) -> str:
-    return LESS_SHM.format(size=f'{math.ceil(2 * total / GB)}g')
+    return LESS_SHM.format(size=f'{math.ceil(2 * total / GIB)}g')
 
 
 def _processes(number: int) -> str:
     return 'this process' if number == 1 else f'the {number} processes of this training'
-
-
-def _size(size: float) -> str:
-    unit, name = (GB, 'GB') if size >= GB else (MB, 'MB') if size >= MB else (1024, 'kB')
-    return f'{size / unit:.3g} {name}'

@@ -1,4 +1,4 @@
-"""Exclusive use of folders by one process, which the kernel ends when the process dies."""
+"""Lock folders for one process; the kernel releases the locks when the process dies."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ except ImportError:
     import msvcrt
 
 NAME = '.mmtempo-lock'
-PATIENCE = 2.0  # seconds: a process that was killed may take them to end
+PATIENCE = 2.0  # seconds that a killed process may need to exit
 PAUSE = 0.05  # seconds between two attempts
-BYTE = 1 << 30  # what is locked on Windows, far beyond the text, which stays readable
+BYTE = 1 << 30  # locked on Windows; far after the text, which stays readable
 
 
 class FolderInUseError(ValueError):
-    """Another process uses the folder; the message names it."""
+    """Another process uses the folder; the message names the process."""
 
 
 class FolderLock:
-    """Locks folders until `release`, the end of the process, or garbage collection.
+    """A lock on folders until `release`, garbage collection, or the end of the process.
 
-    Each folder gets a file `.mmtempo-lock` that names the process, removed by `release`. Locks of
-    one process on the same folder share it: trainings that follow each other in a notebook, and
-    the parts of one training. A forked process does not hold what its parent has locked, so that
-    a worker that survives its killed parent blocks nothing.
+    Each folder gets a file `.mmtempo-lock` that names the process; `release` removes it. Locks of
+    one process on the same folder share it: consecutive trainings in a notebook, or parts of one
+    training. A forked process does not hold the locks of its parent, so that a worker that outlives
+    its killed parent blocks nothing.
 
     Args:
-        folders: The folders; missing ones are made.
-        patience: Seconds to wait for a holder to end. Defaults to 2.0.
+        folders: The folders; missing ones are created.
+        patience: Seconds to wait for the holder to exit. Defaults to 2.0.
 
     Attributes:
-        problems: Why folders could not be locked, as on a file system without locks; these are
-            used without.
+        problems: Reasons why folders could not be locked, for example a file system without
+            locks. Such folders are used without a lock.
 
     Raises:
         FolderInUseError: Another process holds one of the folders; none is locked then.
@@ -52,7 +52,7 @@ class FolderLock:
     def __init__(self, folders: Iterable[str], patience: float = PATIENCE) -> None:
         self.problems: list[str] = []
         holds: list[_Held] = []
-        # Also at the end of the interpreter.
+        # Runs also when the interpreter exits.
         self._end = weakref.finalize(self, _release, holds)
         try:
             for folder in dict.fromkeys(map(os.path.realpath, folders)):
@@ -60,15 +60,15 @@ class FolderLock:
                     holds.append(_acquire(folder, patience))
                 except OSError as error:
                     self.problems.append(
-                        f'{folder}: cannot be locked ({error.strerror}), so a second training in '
-                        'it would not be noticed; start no other one there'
+                        f'{folder}: cannot be locked ({error.strerror}), so a second training '
+                        'there would not be detected; do not start one'
                     )
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        """Unlock; no-op the second time."""
+        """Unlock all folders; no-op after the first call."""
         self._end()
 
     def __enter__(self) -> FolderLock:
@@ -87,7 +87,7 @@ class _Held:
     count: int = 0
 
 
-_held: dict[str, _Held] = {}  # of this process, by the real path of the lock file
+_held: dict[str, _Held] = {}  # locks of this process, by the real path of the lock file
 
 
 def _acquire(folder: str, patience: float) -> _Held:
@@ -110,8 +110,8 @@ def _release(holds: list[_Held]) -> None:
 
 
 def _remove(file: int, path: str) -> None:
-    """Remove the lock file, while it is locked where possible, and unlock it."""
-    if os.name == 'nt':  # an open file cannot be removed
+    """Remove the lock file, before unlocking it where possible."""
+    if os.name == 'nt':  # Windows cannot remove an open file
         os.close(file)
     with contextlib.suppress(OSError):
         if os.name == 'nt' or _is_file_of(file, path):
@@ -128,7 +128,7 @@ def _locked(folder: str, patience: float) -> int:
     while True:
         file, is_writable = _open(path)
         try:
-            if _try_lock(file) and _is_file_of(file, path):  # else its holder has removed it
+            if _try_lock(file) and _is_file_of(file, path):  # otherwise its holder has removed it
                 if is_writable:
                     _describe_self(file)
                 return file
@@ -148,7 +148,7 @@ def _open(path: str) -> tuple[int, bool]:
     flags = getattr(os, 'O_BINARY', 0)
     try:
         return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666), True
-    except PermissionError as error:  # of another user; reading is enough to lock it
+    except PermissionError as error:  # file of another user: read access is enough for a lock
         try:
             return os.open(path, flags | os.O_RDONLY), False
         except FileNotFoundError:
@@ -165,13 +165,13 @@ def _try_lock(file: int) -> bool:
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the latter on some network file systems
+    except (BlockingIOError, PermissionError):  # PermissionError: some network file systems
         return False
     return True
 
 
 def _is_file_of(file: int, path: str) -> bool:
-    """Whether `path` is the open file: it may have been removed, or made anew."""
+    """Return whether `path` still is the open file; it may have been removed or replaced."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except OSError:
@@ -187,7 +187,7 @@ def _describe_self(file: int) -> None:
             command=shlex.join(sys.orig_argv),
         )
     )
-    with contextlib.suppress(OSError):  # a full disk; the lock holds without
+    with contextlib.suppress(OSError):  # a full disk; the text is not needed for the lock
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)
         os.write(file, text.encode())
@@ -202,14 +202,14 @@ def _description(path: str) -> str:
             f'({who["command"]})'
         )
     except (OSError, ValueError, TypeError, KeyError):
-        return f'{path} does not say which'
+        return f'{path} does not name the process'
 
 
 def _forget() -> None:
-    """Close inherited locks: an orphan would hold them after its parent has died."""
+    """Close inherited locks, which an orphan would hold after the death of its parent."""
     for held in _held.values():
         with contextlib.suppress(OSError):
-            os.close(held.file)  # the parent's own descriptor keeps the lock
+            os.close(held.file)  # the parent keeps the lock with its descriptor
         held.count = 0  # `_release` must not remove the parent's file
     _held.clear()
 

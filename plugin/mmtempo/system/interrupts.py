@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a request that is met when the state is whole."""
+"""Turn SIGINT and SIGTERM into a request that is handled when the state is consistent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# torchrun passes a Ctrl-C on to processes that have got it from the terminal already.
+# torchrun forwards a Ctrl-C to processes that have received it from the terminal already.
 FORWARDED = 1.0 if 'TORCHELASTIC_RUN_ID' in os.environ else 0.0
 
 
 class Interrupts:
-    """While installed, the first signal is noted; a second Ctrl-C leaves at once.
+    """Signal handlers that record the first signal; a second Ctrl-C raises at once.
 
     Args:
-        on_request: Called with the first signal, in the main thread, wherever that is.
+        on_request: Called with the first signal, by the main thread, at any point of its code.
         on_second: Called before a second Ctrl-C raises KeyboardInterrupt.
-        same: Seconds after the first signal within which a Ctrl-C is the same one, passed on by
-            the launcher; 1 s under torchrun, 0 otherwise.
-        clock: Returns seconds; `time.monotonic` as a rule.
+        same: Seconds after the first signal in which a Ctrl-C counts as the same one, forwarded
+            by the launcher: 1 s under torchrun, else 0.
+        clock: Returns seconds; `time.monotonic` if not given.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Interrupts:
         self.requested: signal.Signals | None = None
 
     def install(self) -> None:
-        """Only the main thread can; what the process was told to ignore stays ignored."""
+        """Install the handlers, in the main thread only; ignored signals stay ignored."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -49,7 +49,7 @@ class Interrupts:
                 self._before[number] = signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Handle signals as before."""
+        """Restore the earlier handlers."""
         self._has_ended = True
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._handle:
@@ -57,7 +57,7 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            # A forked process. A Ctrl-C goes to the training as well, which needs its loaders.
+            # A forked process. Ctrl-C reaches the training as well, which still needs its workers.
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
@@ -65,7 +65,7 @@ class Interrupts:
         if self.requested is None:
             self.requested, self._at = signal.Signals(number), self._clock()
             if number == signal.SIGTERM and hasattr(signal, 'SIGCHLD'):
-                # Loaders that were terminated as well are no error; torch would raise one here.
+                # torch would raise an error for workers that the same signal has terminated.
                 signal.signal(signal.SIGCHLD, _ignore)
             self._on_request(self.requested)
         elif number == signal.SIGINT and self._clock() - self._at >= self._same:
@@ -75,7 +75,7 @@ class Interrupts:
 
 
 def _still_valid(number: signal.Signals, handler: Any) -> Any:
-    """Return the handler, or the earlier one where it is that of an `Interrupts` that has ended."""
+    """Return the handler, or the earlier handler if it belongs to an ended `Interrupts`."""
     owner = getattr(handler, '__self__', None)
     while isinstance(owner, Interrupts) and owner._has_ended:
         handler = owner._before[number]

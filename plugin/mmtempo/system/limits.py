@@ -1,4 +1,4 @@
-"""What this machine, or the container around this process, has to offer."""
+"""Limits of this machine, or of the container of this process."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-NO_LIMIT = 1 << 20  # open files, where nobody says how many there may be at most
-# Of version 2, then of version 1.
+NO_LIMIT = 1 << 20  # open files, where the system states no maximum
+# Files of cgroup version 2, then of version 1.
 MEMORY_LIMITS = ('memory.max', 'memory.high', 'memory.limit_in_bytes')
 MEMORY_USAGE = ('memory.current', 'memory.usage_in_bytes')
-# Version 1 counts without the groups inside, if not told otherwise; version 2 with them.
+# Version 1 excludes nested groups unless the name has `total_`; version 2 includes them.
 RECLAIMABLE = ('total_inactive_file', 'inactive_file')
 OOM_COUNTS = ('memory.events', 'memory.oom_control')
 
 
 class Cpus(NamedTuple):
-    """How many CPUs may be kept busy, part of one too, and what says so."""
+    """A number of usable CPUs, maybe fractional, and the source of that limit."""
 
     number: float
     source: str
 
 
 class OpenFiles(NamedTuple):
-    """Limits of this process's open files, and how many are."""
+    """Limits of open files of this process, and the number of open files."""
 
     soft: int
     hard: int
@@ -39,14 +39,14 @@ class OpenFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """All of it at one time; None where it is unknown.
+    """All limits at one moment; None where a limit is unknown.
 
     Attributes:
-        cpus: Of this machine, for this process and its children.
-        memory: Bytes that are free, or soon are when they are asked for.
-        shared_memory: Bytes that are free in /dev/shm.
-        open_files: Of this process.
-        oom_kills: How often the OOM killer has struck here.
+        cpus: CPUs for this process and its children.
+        memory: Bytes that are free or can be reclaimed.
+        shared_memory: Free bytes in /dev/shm.
+        open_files: Limits of open files of this process.
+        oom_kills: Number of OOM kills so far.
         platform: As `sys.platform`.
     """
 
@@ -59,14 +59,14 @@ class Limits:
 
     @classmethod
     def of_this_machine(cls, root: str = '/') -> Limits:
-        """As they are now.
+        """Return the present limits.
 
         Args:
-            root: Where the machine's file systems are. Defaults to '/'.
+            root: Root of the file systems, for tests. Defaults to '/'.
         """
         shared_memory = shared_memory_free(root)
         if shared_memory is None and sys.platform == 'linux':
-            shared_memory = 0  # nothing can be shared without
+            shared_memory = 0  # without it no memory can be shared
         return cls(
             usable_cpus(root),
             available_memory(root),
@@ -77,35 +77,38 @@ class Limits:
 
 
 def usable_cpus(root: str = '/') -> Cpus:
-    """The least of the machine's CPUs, this process's affinity, and the quotas above it."""
+    """Return the minimum of CPUs of the machine, affinity of the process, and cgroup quotas."""
     found = [Cpus(os.cpu_count() or 1, 'the machine')]
     if hasattr(os, 'sched_getaffinity'):
         found.append(Cpus(len(os.sched_getaffinity(0)), 'affinity'))
-    for folder in _control_groups('cpu', root):
-        quota, _, period = _read(folder, 'cpu.max').partition(' ')
+    for folder in control_groups('cpu', root):
+        quota, _, period = read_file(folder, 'cpu.max').partition(' ')
         if not period:
-            quota, period = _read(folder, 'cpu.cfs_quota_us'), _read(folder, 'cpu.cfs_period_us')
-        if _number(quota) and _number(period):
+            quota, period = (
+                read_file(folder, 'cpu.cfs_quota_us'),
+                read_file(folder, 'cpu.cfs_period_us'),
+            )
+        if parse_number(quota) and parse_number(period):
             found.append(Cpus(int(quota) / int(period), 'cgroup quota'))
     return min(found, key=lambda cpus: cpus.number)
 
 
 def available_memory(root: str = '/') -> int | None:
-    """Bytes that can be had without swapping, or being killed; None where nobody says."""
+    """Return the bytes available without swapping or an OOM kill; None where unknown."""
     found = []
-    for line in _read(root, 'proc/meminfo').splitlines():
+    for line in read_file(root, 'proc/meminfo').splitlines():
         if line.startswith('MemAvailable:'):
             found.append(1024 * int(line.split()[1]))
-    for folder in _control_groups('memory', root):
-        limits = [_number(_read(folder, name)) for name in MEMORY_LIMITS]
-        usage = [_number(_read(folder, name)) or 0 for name in MEMORY_USAGE]
-        used = max(0, sum(usage) - _cached(folder))
+    for folder in control_groups('memory', root):
+        limits = [parse_number(read_file(folder, name)) for name in MEMORY_LIMITS]
+        usage = [parse_number(read_file(folder, name)) or 0 for name in MEMORY_USAGE]
+        used = max(0, sum(usage) - reclaimable(folder))
         found += [max(0, limit - used) for limit in limits if limit is not None]
     return min(found, default=None)
 
 
 def shared_memory_free(root: str = '/') -> int | None:
-    """Bytes that are free in /dev/shm; None where there is none."""
+    """Return the free bytes in /dev/shm; None where it does not exist."""
     try:
         found = os.statvfs(os.path.join(root, 'dev/shm'))
     except (AttributeError, OSError):  # Windows has no statvfs
@@ -114,15 +117,17 @@ def shared_memory_free(root: str = '/') -> int | None:
 
 
 def open_files(root: str = '/') -> OpenFiles | None:
-    """Limits of this process, and how many files it has open; None on Windows."""
+    """Return limits and number of open files of this process; None on Windows."""
     if resource is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _number(_read(root, 'proc/sys/fs/nr_open')) or NO_LIMIT
+    most = parse_number(read_file(root, 'proc/sys/fs/nr_open')) or NO_LIMIT
     soft, hard = (most if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
     for folder in ('proc/self/fd', 'dev/fd'):
         try:
-            used = len(os.listdir(os.path.join(root, folder))) - 1  # it is open itself meanwhile
+            used = (
+                len(os.listdir(os.path.join(root, folder))) - 1
+            )  # listing opens the folder itself
         except OSError:
             continue
         return OpenFiles(soft, hard, used)
@@ -130,13 +135,13 @@ def open_files(root: str = '/') -> OpenFiles | None:
 
 
 def raise_open_files(target: int) -> OpenFiles | None:
-    """Let this process and its later children have as many files open, if the hard limit does.
+    """Raise the soft limit of open files of this process and later children.
 
     Args:
-        target: The soft limit to have. One that is higher already stays.
+        target: The soft limit to reach, capped by the hard limit. A higher limit stays.
 
     Returns:
-        The limits that hold from now on; None where there are none.
+        The limits after the call; None where the system has none.
     """
     now = open_files()
     if resource is None or now is None:
@@ -146,31 +151,31 @@ def raise_open_files(target: int) -> OpenFiles | None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        except (OSError, ValueError):  # macOS has a lower one of its own
+        except (OSError, ValueError):  # macOS has another, lower limit
             return now
     return open_files()
 
 
 def oom_kills(root: str = '/') -> int | None:
-    """How often the OOM killer struck in this control group, else in this machine."""
-    sources = [(folder, name) for folder in _control_groups('memory', root) for name in OOM_COUNTS]
+    """Return the number of OOM kills in this control group, else on this machine."""
+    sources = [(folder, name) for folder in control_groups('memory', root) for name in OOM_COUNTS]
     for folder, name in [*sources, (root, 'proc/vmstat')]:
-        for line in _read(folder, name).splitlines():
+        for line in read_file(folder, name).splitlines():
             if line.startswith('oom_kill '):
                 return int(line.split()[1])
     return None
 
 
-def _control_groups(controller: str, root: str) -> Iterator[str]:
-    """Folders of the groups that this process is in, the innermost first.
+def control_groups(controller: str, root: str) -> Iterator[str]:
+    """Yield the folders of the control groups of this process, innermost first.
 
-    Both versions may be mounted, and a container may see its own group as the uppermost one.
+    Both versions may be mounted, and a container may see its group as the root.
     """
     own = {}
-    for line in _read(root, 'proc/self/cgroup').splitlines():
+    for line in read_file(root, 'proc/self/cgroup').splitlines():
         _, names, path = line.split(':', 2)
         own.update(dict.fromkeys(names.split(','), path))
-    for line in _read(root, 'proc/self/mountinfo').splitlines():
+    for line in read_file(root, 'proc/self/mountinfo').splitlines():
         fields, _, system = line.partition(' - ')
         base, mounted = fields.split()[3:5]
         kind, _, options = system.split(' ', 2)
@@ -181,7 +186,7 @@ def _control_groups(controller: str, root: str) -> Iterator[str]:
         else:
             continue
         inner = os.path.relpath(path or base, base)
-        if inner.startswith('..'):  # it is outside of what can be seen
+        if inner.startswith('..'):  # the group is outside of the mount
             inner = '.'
         top = os.path.join(root, mounted.lstrip('/'))
         while inner not in ('', '.'):
@@ -190,19 +195,19 @@ def _control_groups(controller: str, root: str) -> Iterator[str]:
         yield top
 
 
-def _cached(folder: str) -> int:
-    """Bytes of files that the kernel drops when memory is asked for."""
-    stat = dict(line.split(' ', 1) for line in _read(folder, 'memory.stat').splitlines())
+def reclaimable(folder: str) -> int:
+    """Return the bytes of cached files, which the kernel can reclaim."""
+    stat = dict(line.split(' ', 1) for line in read_file(folder, 'memory.stat').splitlines())
     return next((int(stat[name]) for name in RECLAIMABLE if name in stat), 0)
 
 
-def _number(text: str) -> int | None:
-    """None for 'max', for -1, and for nothing."""
+def parse_number(text: str) -> int | None:
+    """Parse a number; return None for 'max', -1 and an empty text."""
     return int(text) if text.isdecimal() else None
 
 
-def _read(folder: str, name: str) -> str:
-    """Nothing, where there is no such file, or it is somebody else's."""
+def read_file(folder: str, name: str) -> str:
+    """Read a file; return '' where it does not exist or cannot be read."""
     try:
         with open(os.path.join(folder, name), encoding='utf-8') as file:
             return file.read().strip()

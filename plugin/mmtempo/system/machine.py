@@ -1,4 +1,4 @@
-"""What figures were measured on."""
+"""Describe the machine that figures were measured on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mmtempo.dependencies import installed_versions
 
 from .limits import usable_cpus
 
-# What launchers say of how many processes they have started on this node.
+# Variables in which launchers give the number of processes on this node.
 LOCAL_SIZES = ('LOCAL_WORLD_SIZE', 'SLURM_NTASKS_PER_NODE')
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, versions; whatever is measured has to name them.
+    """Return processor, cores and versions, to be named with each measurement.
 
-    Cores are those that may be kept busy: a container often has fewer than its machine.
+    Counts the cores that this process may use: a container often has fewer than its machine.
     """
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path('/proc/cpuinfo')
@@ -40,7 +40,7 @@ def machine() -> dict[str, Any]:
 
 
 def accelerator() -> str | None:
-    """The name of the one that this process works with; None where there is none."""
+    """Return the name of the current accelerator; None without one."""
     if not hasattr(torch, 'accelerator'):  # before torch 2.6
         return torch.cuda.get_device_name() if torch.cuda.is_available() else None
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -51,10 +51,10 @@ def accelerator() -> str | None:
 
 
 def processes_here(world: int) -> int:
-    """How many of a training's processes are on this node.
+    """Return how many processes of a training are on this node.
 
     Args:
-        world: How many it has in all.
+        world: Number of all processes of the training.
     """
     for name in LOCAL_SIZES:
         if os.environ.get(name, '').isdigit():

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says about a GPU; needs `nvidia-ml-py`, or knows nothing."""
+"""Read an NVIDIA GPU over NVML; returns nothing without `nvidia-ml-py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-# Bits of the driver's mask, those that take speed away. It also has idle, clocks that the user
-# or a display has set, and those of a GPU that waits for another.
+# Bits of the driver's mask that reduce the clocks. Others mean idle, clocks set by the user or a
+# display, and a GPU that waits for another.
 THROTTLE_REASONS = {
     0x4: 'power limit',
     0x8: 'hardware slowdown',
@@ -22,17 +22,16 @@ THROTTLE_REASONS = {
 
 
 class Nvml:
-    """Utilisation, power, clock, memory and throttling of one GPU.
+    """Utilization, power, clock, memory and throttling of one GPU.
 
-    NVML is begun by the first `read` and ended by `close`. A figure that the GPU does not have is
-    missing from what is read, as utilisation is for a slice of one.
+    The first `read` initializes NVML, `close` shuts it down. A figure that the GPU does not have,
+    such as the utilization of a MIG slice, is left out.
 
     Args:
-        index: Of the GPU, as CUDA counts in this process.
-        properties: Of the GPU, as torch has them: they say which one it is, where
-            `CUDA_VISIBLE_DEVICES` alone does not (CUDA begins with the fastest, NVML with the
-            lowest bus number). Defaults to None.
-        library: Defaults to None: `pynvml`, where it is installed.
+        index: The CUDA index of the GPU in this process.
+        properties: The device properties of torch, which identify the GPU. CUDA orders GPUs by
+            speed, NVML by bus number. Defaults to None: use `CUDA_VISIBLE_DEVICES`.
+        library: The NVML library. Defaults to None: `pynvml`, if installed.
     """
 
     def __init__(self, index: int, properties: Any = None, library: Any = None) -> None:
@@ -42,7 +41,7 @@ class Nvml:
         self._begun = False
 
     def read(self) -> dict[str, Any]:
-        """`utilisation` (0 to 1), `power` (W), `clock` (MHz), `memory_used`, `throttle`."""
+        """Return `utilisation` (0 to 1), `power` (W), `clock` (MHz), `memory_used`, `throttle`."""
         if not self._begun:
             self._begin()
         if self._handle is None:
@@ -61,7 +60,7 @@ class Nvml:
         return found
 
     def close(self) -> None:
-        """End NVML, if it was begun here."""
+        """Shut down NVML if it was initialized here."""
         if self._handle is not None:
             self._handle, self._begun = None, False
             self._shut_down()
@@ -76,14 +75,14 @@ class Nvml:
             self._library = pynvml
         try:
             self._library.nvmlInit()
-        except self._library.NVMLError:  # there is no driver, or another version of it
+        except self._library.NVMLError:  # no driver, or another version of it
             return
         self._handle = self._find()
         if self._handle is None:
             self._shut_down()
 
     def _find(self) -> Any:
-        """The first that is there, of what the GPU may be called; None where none is."""
+        """Return the handle of the GPU, found by the surest identifier; None if none works."""
         for find in _ways(self._library, self._index, self._properties):
             with contextlib.suppress(self._library.NVMLError):
                 return find()
@@ -95,19 +94,19 @@ class Nvml:
 
 
 def throttle_reasons(mask: int) -> list[str]:
-    """In words, why the clocks are lower than they could be."""
+    """Return the names of the reasons in a mask for reduced clocks."""
     return [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
 
 
 def _reasons(nvml: Any, handle: Any) -> int:
     try:
         return nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (nvml.NVMLError, AttributeError):  # older ones have the older name only
+    except (nvml.NVMLError, AttributeError):  # older drivers and libraries
         return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
 
 def _ways(nvml: Any, index: int, properties: Any) -> list[Callable[[], Any]]:
-    """Of finding the GPU, the surest first."""
+    """Return ways to find the GPU, surest first."""
     ways: list[Callable[[], Any]] = []
     uuid = getattr(properties, 'uuid', None)
     if uuid is not None:
@@ -121,7 +120,7 @@ def _ways(nvml: Any, index: int, properties: Any) -> list[Callable[[], Any]]:
 
 
 def _by_environment(nvml: Any, index: int) -> Any:
-    """By what `CUDA_VISIBLE_DEVICES` says, which NVML does not look at."""
+    """Find the GPU by `CUDA_VISIBLE_DEVICES`, which NVML ignores."""
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     if not visible:
         return nvml.nvmlDeviceGetHandleByIndex(index)
@@ -130,9 +129,9 @@ def _by_environment(nvml: Any, index: int) -> Any:
         return None
     if entries[index].isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(entries[index]))
-    # CUDA takes as much of a UUID as tells one GPU from the others; NVML wants all of it.
+    # CUDA accepts a unique prefix of a UUID; NVML needs all of it.
     for number in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         if nvml.nvmlDeviceGetUUID(handle).startswith(entries[index]):
             return handle
-    return nvml.nvmlDeviceGetHandleByUUID(entries[index])  # a slice of a GPU
+    return nvml.nvmlDeviceGetHandleByUUID(entries[index])  # a MIG slice

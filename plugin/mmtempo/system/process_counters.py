@@ -1,4 +1,4 @@
-"""What the process itself can say about an iteration, for a microsecond or two."""
+"""Counters of the process and its training thread, read within microseconds."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-FULL = 2  # the generation whose collection goes through everything
+FULL = 2  # the generation of a full collection
 Totals = tuple[float | None, ...]
 
 
 class IterationCounters:
-    """Totals so far; the differences between two reads tell of what lies between them.
+    """Totals so far; the difference of two reads describes the time between them.
 
     ======================== ===================================================================
-    major_faults             pages that the training's thread waited for: read from a disk or swap
-    minor_faults             pages that it was given, or that were there already
-    involuntary_switches     how often it was put aside for somebody else while it had work to do
-    system_seconds           CPU time of it in the kernel
-    user_seconds             CPU time of it elsewhere; what is missing from the clock's is waiting
-    gc_seconds               garbage collections, of any generation and in any thread
-    gc_collections           full ones among them
+    major_faults             page faults that read from a disk or swap
+    minor_faults             page faults without input or output
+    involuntary_switches     times that the scheduler preempted the thread
+    system_seconds           CPU time in the kernel
+    user_seconds             CPU time outside the kernel; the rest of the clock is waiting
+    gc_seconds               garbage collections of any generation, in any thread
+    gc_collections           full garbage collections
     ======================== ===================================================================
 
-    The first five are of the thread that reads: a process-wide count would blame the training for
-    what its checkpoint writer or a pinning thread does beside it, and costs more the more threads
-    there are. Where the system has no such count (macOS) they are of the process, on Windows
-    they are None. A collection holds the GIL, so whoever does it, all threads wait.
+    The first five count the calling thread: counts of the process would include the checkpoint
+    writer and pinning threads, and take longer the more threads there are. On systems without
+    counts of a thread (macOS) they count the process, on Windows they are None. A garbage
+    collection holds the GIL, so all threads wait, whichever thread runs it.
 
     Example::
 
@@ -46,7 +46,7 @@ class IterationCounters:
         counters.stop()
 
     Args:
-        clock: Nanoseconds; `time.perf_counter_ns` if none is given.
+        clock: Returns nanoseconds; `time.perf_counter_ns` if not given.
     """
 
     NAMES: tuple[str, ...] = (
@@ -67,21 +67,21 @@ class IterationCounters:
             self._whose = getattr(resource, 'RUSAGE_THREAD', resource.RUSAGE_SELF)
 
     def start(self) -> None:
-        """Watch garbage collections from now on; until then, they are not known."""
+        """Start counting garbage collections, which are None before."""
         if self._removal is None:
             self._collections.begin()
             gc.callbacks.append(self._collections)
-            # It goes with this object as well, and at the latest when the interpreter ends.
+            # Also removes it when this object is collected or the interpreter exits.
             self._removal = weakref.finalize(self, _remove, self._collections)
 
     def stop(self) -> None:
-        """Leave nothing behind; the totals remain."""
+        """Stop counting garbage collections; the totals remain."""
         if self._removal is not None:
             self._removal()
             self._removal = None
 
     def read(self) -> Totals:
-        """Totals in the order of `NAMES`, to be asked for by the training's thread."""
+        """Return the totals in the order of `NAMES`. Call it in the training thread."""
         collections = self._collections
         if self._whose is None:
             return (None, None, None, None, None, collections.seconds, collections.full)
@@ -98,7 +98,7 @@ class IterationCounters:
 
     @classmethod
     def difference(cls, before: Totals, after: Totals) -> dict[str, float]:
-        """What came to the totals between two reads, by name; without what is not known."""
+        """Return the differences of two reads by name, without unknown counters."""
         return {
             name: new - old
             for name, old, new in zip(cls.NAMES, before, after)
@@ -107,7 +107,7 @@ class IterationCounters:
 
 
 class _Collections:
-    """Called before and after each garbage collection, in the thread that does it."""
+    """A callback of the garbage collector, called in the thread that collects."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.seconds: float | None = None
@@ -116,6 +116,7 @@ class _Collections:
         self._begun: dict[int, int] = {}  # by thread
 
     def begin(self) -> None:
+        """Start, or continue, counting."""
         self.seconds, self.full = self.seconds or 0.0, self.full or 0
         self._begun.clear()
 
@@ -125,11 +126,11 @@ class _Collections:
             self._begun[thread] = self._clock()
             return
         begun = self._begun.pop(thread, None)
-        if begun is not None:  # None where it had begun before anybody looked
+        if begun is not None:  # None if it began before `start`
             self.seconds = (self.seconds or 0.0) + (self._clock() - begun) / 1e9
             self.full = (self.full or 0) + (info['generation'] == FULL)
 
 
 def _remove(callback: _Collections) -> None:
-    with contextlib.suppress(ValueError):  # somebody has cleared the list
+    with contextlib.suppress(ValueError):  # other code has cleared the list
         gc.callbacks.remove(callback)

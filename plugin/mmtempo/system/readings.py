@@ -1,8 +1,8 @@
-"""What the machine, and the container around this process, say of themselves at a moment.
+"""Read the state of the machine and of the container of this process.
 
-Each function returns what it knows by the names of a sample, and None where nobody says. Bytes
-and seconds; `psi_*`, `throttled`, `swap_in` and `swap_out` are totals since the machine, or the
-control group, began.
+Each function returns figures by the names of a sample, or None where the system has none. Units are
+bytes and seconds. `psi_*`, `throttled`, `swap_in` and `swap_out` are totals since the boot of the
+machine or the creation of the control group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from .limits import MEMORY_LIMITS, MEMORY_USAGE, _cached, _control_groups, _number, _read
+from .limits import (
+    MEMORY_LIMITS,
+    MEMORY_USAGE,
+    control_groups,
+    parse_number,
+    read_file,
+    reclaimable,
+)
 from .nvml import Nvml
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ Figures = dict[str, Any]
 Reading = Callable[[], Figures | None]
 
 DISK_CACHE = ('Dirty', 'Writeback')
-# To and from a disk, or memory that is compressed (zswap): who needs the page waits for both.
+# Pages moved to and from a disk or compressed memory (zswap); processes wait for both.
 _SWAPPED = re.compile(r'^[pz]swp(in|out) (\d+)$', re.MULTILINE)
 _STALLED = re.compile(r'^some .*total=(\d+)', re.MULTILINE)
 # Version 2 counts microseconds, version 1 nanoseconds.
@@ -39,29 +46,29 @@ _PSS = re.compile(r'^Pss:\s+(\d+) kB', re.MULTILINE)
 
 
 def memory(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
-    """`ram_used`, `ram_total`, `ram_of`, `swap_used`, `dirty`, `writeback`.
+    """Return `ram_used`, `ram_total`, `ram_of`, `swap_used`, `dirty`, `writeback`.
 
-    The first three are of the machine, or of the control group that is closest to its limit if
-    that is closer. What can be dropped when memory is asked for does not count as used.
+    The first three describe the machine, or a control group that is closer to its limit.
+    Reclaimable memory does not count as used.
 
     Args:
-        root: Where the machine's file systems are. Defaults to '/'.
+        root: Root of the file systems, for tests. Defaults to '/'.
         groups: Folders of control groups. Defaults to ().
     """
     if sys.platform != 'linux':
         whole, swap = psutil.virtual_memory(), psutil.swap_memory()
         used = 1 - whole.available / whole.total
         return dict(ram_used=used, ram_total=whole.total, ram_of='the machine', swap_used=swap.used)
-    lines = (line.split() for line in _read(root, 'proc/meminfo').splitlines())
+    lines = (line.split() for line in read_file(root, 'proc/meminfo').splitlines())
     info = {line[0]: 1024 * int(line[1]) for line in lines}
     if 'MemAvailable:' not in info:
         return None
     total = info['MemTotal:']
     candidates = [(1 - info['MemAvailable:'] / total, total, 'the machine')]
     for folder in groups:
-        usage = sum(_number(_read(folder, name)) or 0 for name in MEMORY_USAGE)
-        used = max(0, usage - _cached(folder))
-        limits = [_number(_read(folder, name)) for name in MEMORY_LIMITS]
+        usage = sum(parse_number(read_file(folder, name)) or 0 for name in MEMORY_USAGE)
+        used = max(0, usage - reclaimable(folder))
+        limits = [parse_number(read_file(folder, name)) for name in MEMORY_LIMITS]
         candidates += [(used / limit, limit, 'the container') for limit in limits if limit]
     found: Figures = dict(zip(('ram_used', 'ram_total', 'ram_of'), max(candidates)))
     if {'SwapTotal:', 'SwapFree:'} <= set(info):
@@ -70,19 +77,19 @@ def memory(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
 
 
 def swapping(root: str = '/') -> Figures | None:
-    """`swap_in`, `swap_out`: of the whole machine, since it was started."""
+    """Return `swap_in` and `swap_out` of the whole machine since boot."""
     if sys.platform == 'darwin':
         swap = psutil.swap_memory()
         return dict(swap_in=swap.sin, swap_out=swap.sout)
     found: Figures = {}
-    for way, pages in _SWAPPED.findall(_read(root, 'proc/vmstat')):
+    for way, pages in _SWAPPED.findall(read_file(root, 'proc/vmstat')):
         name = f'swap_{way}'
         found[name] = found.get(name, 0) + int(pages) * mmap.PAGESIZE
     return found or None
 
 
 def shared_memory(root: str = '/') -> Figures | None:
-    """`shm_free`, `shm_total`: of /dev/shm."""
+    """Return `shm_free` and `shm_total` of /dev/shm."""
     try:
         found = os.statvfs(os.path.join(root, 'dev/shm'))
     except (AttributeError, OSError):  # Windows has no statvfs
@@ -91,18 +98,18 @@ def shared_memory(root: str = '/') -> Figures | None:
 
 
 def pressure(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
-    """`psi_cpu`, `psi_memory`, `psi_io`: seconds in which somebody waited for it.
+    """Return `psi_cpu`, `psi_memory`, `psi_io`: seconds in which a process waited for it.
 
     Args:
-        root: Where the machine's file systems are. Defaults to '/'.
-        groups: Folders of control groups, the innermost first: it tells of this training and its
-            workers, the machine of all. Defaults to ().
+        root: Root of the file systems, for tests. Defaults to '/'.
+        groups: Folders of control groups, innermost first. A group counts this training and its
+            workers, the machine all processes. Defaults to ().
     """
     found: Figures = {}
     for what in ('cpu', 'memory', 'io'):
         places = [(folder, f'{what}.pressure') for folder in groups]
         places.append((root, f'proc/pressure/{what}'))
-        totals = (_STALLED.search(_read(*place)) for place in places)
+        totals = (_STALLED.search(read_file(*place)) for place in places)
         first = next(filter(None, totals), None)
         if first is not None:
             found[f'psi_{what}'] = int(first[1]) * 1e-6
@@ -110,58 +117,59 @@ def pressure(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
 
 
 def throttling(groups: Sequence[str]) -> Figures | None:
-    """`throttled`: seconds for which a quota took CPUs away, those of all CPUs together."""
+    """Return `throttled`: CPU seconds that a quota has taken away, summed over CPUs."""
     totals = [
         int(number) * _THROTTLED_UNITS[unit]
         for folder in groups
-        for unit, number in _THROTTLED.findall(_read(folder, 'cpu.stat'))
+        for unit, number in _THROTTLED.findall(read_file(folder, 'cpu.stat'))
     ]
     return dict(throttled=sum(totals)) if totals else None
 
 
 def main_memory(process: psutil.Process) -> Figures:
-    """`main_rss`: of the process alone."""
+    """Return `main_rss`, the resident memory of the process alone."""
     return dict(main_rss=process.memory_info().rss)
 
 
 def tree_memory(pid: int) -> Figures:
-    """`tree_pss`, `tree_processes`: of a process and all that descend from it.
+    """Return `tree_pss` and `tree_processes` of a process and its descendants.
 
-    Memory shared by several counts once in their sum. Where the system does not say how much is
-    shared there is `tree_rss` instead, in which it counts for each of them.
-
-    It takes long where they hold much: the kernel goes through all their pages.
+    Shared memory counts once in their sum. Without figures of shared memory, `tree_rss` is returned
+    instead, which counts it once for each process.
+    Slow for large processes, because the kernel walks through all their pages.
     """
-    # The parent is looked at last: what a child maps meanwhile goes from the parent's share to
-    # its own, and would be in both.
+    # The parent comes last: a page that a child maps meanwhile moves from the parent's share to the
+    # child's, and would count in both.
     family = family_of(pid)[::-1]
     name, sizes = 'tree_pss', [_pss(one) for one in family]
     if sizes[-1] is None:
         name, sizes = 'tree_rss', [_rss(one) for one in family]
-    known = [size for size in sizes if size is not None]  # the others have ended meanwhile
+    known = [size for size in sizes if size is not None]  # the others have exited meanwhile
     return {name: sum(known), 'tree_processes': len(known)}
 
 
 def family_of(pid: int) -> list[int]:
-    """The process, its children, theirs, and so on; without going through all others."""
-    if not os.path.exists('/proc/thread-self/children'):  # another system, or a small kernel
+    """Return a process and its descendants, without iterating over all processes."""
+    if not os.path.exists(
+        '/proc/thread-self/children'
+    ):  # another system, or a kernel without this file
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     family = [pid]
     for one in family:
         tasks = f'/proc/{one}/task'
-        with contextlib.suppress(OSError):  # it has ended
-            for thread in os.listdir(tasks):  # each knows those that it has started
-                family += map(int, _read(tasks, f'{thread}/children').split())
+        with contextlib.suppress(OSError):  # the process has exited
+            for thread in os.listdir(tasks):  # each thread lists the children that it started
+                family += map(int, read_file(tasks, f'{thread}/children').split())
     return family
 
 
 def device_memory(device: torch.device) -> Figures | None:
-    """`allocated`, `reserved`, `retries` of torch's allocator, whose peaks stay as they are.
+    """Return `allocated`, `reserved` and `retries` of the device allocator; reset no peaks.
 
     Args:
-        device: With its index: the current one may be another in each thread.
+        device: The device with its index; the current device differs between threads.
     """
-    module = _begun_module(device)
+    module = _initialized_module(device)
     stats = module.memory_stats(device) if hasattr(module, 'memory_stats') else {}
     names = dict(
         allocated='allocated_bytes.all.current',
@@ -173,10 +181,10 @@ def device_memory(device: torch.device) -> Figures | None:
 
 
 class GpuReading:
-    """`utilisation`, `power`, `clock`, `memory_used`, `throttle` of a GPU, as its driver has them.
+    """A reading of `utilisation`, `power`, `clock`, `memory_used` and `throttle` of a GPU.
 
     Args:
-        device: With its index. Nothing is read until torch has begun to use it.
+        device: The device with its index. Nothing is read until torch has initialized CUDA.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -185,7 +193,7 @@ class GpuReading:
 
     def __call__(self) -> Figures | None:
         if self._nvml is None:
-            cuda = _begun_module(self._device)
+            cuda = _initialized_module(self._device)
             if cuda is None:
                 return None
             properties = cuda.get_device_properties(self._device)
@@ -194,18 +202,19 @@ class GpuReading:
         return dict(device=found) if found else None
 
     def close(self) -> None:
+        """Shut down NVML."""
         if self._nvml is not None:
             self._nvml.close()
 
 
 class RateLimited:
-    """A reading that takes long: what it said last is said again until it may be asked anew.
+    """A slow reading that repeats its last result until it may be taken again.
 
     Args:
-        reading: Which is asked.
-        rest: Seconds between two times at least. Defaults to 10.0.
-        share: Of the time, what it may take at most. Defaults to 0.01.
-        clock: Seconds; `time.perf_counter` if none is given.
+        reading: The reading.
+        rest: Minimum seconds between two readings. Defaults to 10.0.
+        share: Maximum share of the time that readings may take. Defaults to 0.01.
+        clock: Returns seconds; `time.perf_counter` if not given.
     """
 
     def __init__(
@@ -229,17 +238,17 @@ class RateLimited:
 
 
 class MachineReadings:
-    """All of them, by what they read; a thread may ask them once a second.
+    """All readings by their subject, cheap enough for once a second.
 
     Args:
-        device: Where the model is, with its index. Defaults to None: no device is read.
-        root: Where the machine's file systems are. Defaults to '/'.
+        device: The device of the model, with its index. Defaults to None: read no device.
+        root: Root of the file systems, for tests. Defaults to '/'.
     """
 
     def __init__(self, device: torch.device | None = None, root: str = '/') -> None:
         own = psutil.Process()
-        memory_groups = list(_control_groups('memory', root))
-        cpu_groups = list(_control_groups('cpu', root))
+        memory_groups = list(control_groups('memory', root))
+        cpu_groups = list(control_groups('cpu', root))
         self.parts: dict[str, Reading] = {
             'RAM': partial(memory, root, memory_groups),
             'swapping': partial(swapping, root),
@@ -256,13 +265,13 @@ class MachineReadings:
             self._gpu = self.parts['GPU'] = GpuReading(device)
 
     def close(self) -> None:
-        """End what was begun for reading."""
+        """Release what the readings have opened."""
         if self._gpu is not None:
             self._gpu.close()
 
 
-def _begun_module(device: torch.device) -> Any:
-    """Of torch, as `torch.cuda`, if it has begun to use such a device; it is not made to."""
+def _initialized_module(device: torch.device) -> Any:
+    """Return the torch module of a device, such as `torch.cuda`, if it is initialized."""
     import torch
 
     module = getattr(torch, device.type, None)
@@ -271,7 +280,7 @@ def _begun_module(device: torch.device) -> Any:
 
 
 def _pss(pid: int) -> int | None:
-    found = _PSS.search(_read(f'/proc/{pid}', 'smaps_rollup'))
+    found = _PSS.search(read_file(f'/proc/{pid}', 'smaps_rollup'))
     return 1024 * int(found[1]) if found else None
 
 
