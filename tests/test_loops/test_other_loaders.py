@@ -111,6 +111,14 @@ class ReplacesTheLoader(Hook):
 
 
 @HOOKS.register_module()
+class PutsALoader(Hook):
+    """Puts a loader where the loop over iterations takes nothing from."""
+
+    def before_train_epoch(self, runner: Any) -> None:
+        runner.train_loop.dataloader = DataLoader(runner.train_dataloader.dataset)
+
+
+@HOOKS.register_module()
 class SwapsForOneEpoch(Hook):
     """Uses a stock loader in the second epoch, and the run's own before and after it."""
 
@@ -234,6 +242,19 @@ def test_iterator_that_a_hook_replaces(tmp_path: Path) -> None:
         runs[arm] = train(cfg)
     assert runs['ours'].seen == runs['stock'].seen
     assert runs['ours'].seen[0] == [5000, 5001]
+
+
+def test_resumes_where_a_hook_has_put_another_loader(tmp_path: Path) -> None:
+    """A checkpoint of stock's loop does not say where it is; the loop's own loader knows."""
+    cfg = config(tmp_path, STOCK)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=6)
+    train(cfg)
+    cfg.train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=12)
+    cfg.custom_hooks = [dict(type='PutsALoader'), dict(type='NotesSamples')]
+    cfg.resume = True
+    runner = train(cfg)
+    assert runner.iter == 12
+    assert runner.train_loop.dataloader_iterator.loader.place.batches == 12
 
 
 def test_iterator_of_batches_cannot_stand_for_updates(tmp_path: Path) -> None:
