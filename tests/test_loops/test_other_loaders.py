@@ -77,6 +77,15 @@ class ReadsTheLoader(Hook):
 
 
 @HOOKS.register_module()
+class NotesTheFirst(Hook):
+    """Notes the first batch before the training."""
+
+    def before_train(self, runner: Any) -> None:
+        batch = next(iter(runner.train_dataloader))
+        self.first = [int(point[0]) for point in batch['inputs']]
+
+
+@HOOKS.register_module()
 class SetsEpochs(Hook):
     def before_train_epoch(self, runner: Any) -> None:
         runner.train_dataloader.dataset.set_epoch(runner.epoch)
@@ -172,6 +181,20 @@ def test_hook_that_reads_a_loader_changes_nothing(tmp_path: Path, hook: dict, wo
     assert looking.iter == 60
     (reader,) = [one for one in looking.hooks if isinstance(one, ReadsTheLoader)]
     assert set(reader.counts) == {hook.get('batches') or 20}
+
+
+def test_hook_that_reads_before_a_resumed_training(tmp_path: Path) -> None:
+    """No batch was taken: the loader gives the epoch of its sampler, as stock's does."""
+    first = {}
+    for arm in LOOPS:
+        cfg = of_epochs(tmp_path / arm, arm, [dict(type='NotesTheFirst')])
+        cfg.train_cfg.max_epochs = 1
+        train(cfg.copy())
+        cfg.train_cfg.max_epochs, cfg.resume = 2, True
+        runner = train(cfg)
+        first[arm] = [one.first for one in runner.hooks if isinstance(one, NotesTheFirst)]
+        assert runner.iter == 40
+    assert first['ours'] == first['stock']
 
 
 @pytest.mark.parametrize(('workers', 'persistent'), [(0, False), (2, False), (2, True)])
