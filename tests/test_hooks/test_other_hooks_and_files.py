@@ -122,6 +122,17 @@ def test_relative_folder_stays_where_it_was(
     assert runner.message_hub.get_info('last_ckpt') == 'out/work/iter_12.pth'
 
 
+def test_publishes_from_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `os.chdir`, too."""
+    monkeypatch.chdir(tmp_path)
+    published = dict(published_keys=['state_dict'], save_best='seen', rule='greater')
+    cfg = short(tmp_path / 'work', 'AsyncCheckpointHook', out_dir='out', **published)
+    cfg.custom_hooks = [dict(type='ChangesFolder')]
+    train(cfg)
+    names = sorted(path.name for path in (tmp_path / 'out' / 'work').glob('*-*.pth'))
+    assert [name.partition('-')[0] for name in names] == ['best_seen_iter_4', 'iter_12']
+
+
 def test_hook_that_another_one_calls_saves_as_stock(tmp_path: Path) -> None:
     names = {}
     for hook in ('CheckpointHook', 'AsyncCheckpointHook'):

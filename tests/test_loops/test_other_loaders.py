@@ -76,6 +76,15 @@ class ReadsTheLoader(Hook):
 
 
 @HOOKS.register_module()
+class NotesTheFirst(Hook):
+    """Notes the first batch before the training."""
+
+    def before_train(self, runner: Any) -> None:
+        batch = next(iter(runner.train_dataloader))
+        self.first = [int(point[0]) for point in batch['inputs']]
+
+
+@HOOKS.register_module()
 class SetsEpochs(Hook):
     def before_train_epoch(self, runner: Any) -> None:
         runner.train_dataloader.dataset.set_epoch(runner.epoch)
@@ -107,6 +116,14 @@ class ReplacesTheLoader(Hook):
         runner.train_loop.dataloader = loader
         if hasattr(runner.train_loop, 'dataloader_iterator'):
             runner.train_loop.dataloader_iterator = _InfiniteDataloaderIterator(loader)
+
+
+@HOOKS.register_module()
+class PutsALoader(Hook):
+    """Puts a loader where the loop over iterations takes nothing from."""
+
+    def before_train_epoch(self, runner: Any) -> None:
+        runner.train_loop.dataloader = DataLoader(runner.train_dataloader.dataset)
 
 
 @HOOKS.register_module()
@@ -163,6 +180,20 @@ def test_hook_that_reads_a_loader_changes_nothing(tmp_path: Path, hook: dict, wo
     assert looking.iter == 60
     (reader,) = [one for one in looking.hooks if isinstance(one, ReadsTheLoader)]
     assert set(reader.counts) == {hook.get('batches') or 20}
+
+
+def test_hook_that_reads_before_a_resumed_training(tmp_path: Path) -> None:
+    """No batch was taken: the loader gives the epoch of its sampler, as stock's does."""
+    first = {}
+    for arm in LOOPS:
+        cfg = of_epochs(tmp_path / arm, arm, [dict(type='NotesTheFirst')])
+        cfg.train_cfg.max_epochs = 1
+        train(cfg.copy())
+        cfg.train_cfg.max_epochs, cfg.resume = 2, True
+        runner = train(cfg)
+        first[arm] = [one.first for one in runner.hooks if isinstance(one, NotesTheFirst)]
+        assert runner.iter == 40
+    assert first['ours'] == first['stock']
 
 
 @pytest.mark.parametrize(('workers', 'persistent'), [(0, False), (2, False), (2, True)])
@@ -233,6 +264,19 @@ def test_iterator_that_a_hook_replaces(tmp_path: Path) -> None:
         runs[arm] = train(cfg)
     assert runs['ours'].seen == runs['stock'].seen
     assert runs['ours'].seen[0] == [5000, 5001]
+
+
+def test_resumes_where_a_hook_has_put_another_loader(tmp_path: Path) -> None:
+    """A checkpoint of stock's loop does not say where it is; the loop's own loader knows."""
+    cfg = config(tmp_path, STOCK)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=6)
+    train(cfg)
+    cfg.train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=12)
+    cfg.custom_hooks = [dict(type='PutsALoader'), dict(type='NotesSamples')]
+    cfg.resume = True
+    runner = train(cfg)
+    assert runner.iter == 12
+    assert runner.train_loop.dataloader_iterator.loader.place.batches == 12
 
 
 def test_iterator_of_batches_cannot_stand_for_updates(tmp_path: Path) -> None:

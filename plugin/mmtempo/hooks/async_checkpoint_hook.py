@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import os.path as osp
 from typing import Any
 
@@ -112,6 +113,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self.writer_timeout = writer_timeout
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
+        self._start_dir: str | None = None  # where a relative `out_dir` begins
         self._saving: CheckpointSaver | None = None  # None where stock saves
         self._waits = False  # for each save: hooks of users may read its file
         self._lock: FolderLock | None = None  # from `before_run` to `after_run` of a training
@@ -156,6 +158,7 @@ class AsyncCheckpointHook(CheckpointHook):
                 'which holds the training up, and a signal ends the run without one.'
             )
             return
+        self._start_dir = os.getcwd()
         folder.prefer_own_best(self)
         if is_main_process():
             folder.prepare(runner, self)
@@ -223,6 +226,11 @@ class AsyncCheckpointHook(CheckpointHook):
                 self._saving = None
                 self._stop.end()
         super().after_train(runner)  # publishes what is durable now
+
+    def _publish_model(self, runner: Any, ckpt_path: str) -> None:
+        if self._start_dir is not None and self._start_dir != os.getcwd():
+            ckpt_path = osp.join(self._start_dir, ckpt_path)
+        super()._publish_model(runner, ckpt_path)
 
     def after_run(self, runner: Any) -> None:
         if self._lock is not None:

@@ -160,7 +160,7 @@ class PrefetchDataLoader(DataLoader):
         script has set it by `set_epoch`.
         """
         epoch = self.place.epoch
-        if not self.endless or self.place == StreamPosition(processes=self.processes):
+        if not self.endless or not self.deliveries:
             epoch = getattr(self.sampler, 'epoch', 0)
         elif self.place.batches == 0 and self.deliveries:
             epoch -= 1  # it has ended, and no batch of the next one was taken

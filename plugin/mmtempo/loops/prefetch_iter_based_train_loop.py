@@ -118,7 +118,9 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
 
     def _place_by_count(self) -> StreamPosition:
         """Of a checkpoint of stock's, which counts iterations."""
-        loader = self.dataloader
+        assert self._batches is not None
+        # `dataloader` may be another one by now, that a hook has put there.
+        loader = counted(self._batches.loader, self.batches_per_iteration)
         epoch, done = divmod(self._iter, len(loader))
         if isinstance(loader.sampler, ResumableInfiniteSampler):  # it counts no epochs
             epoch, done = 0, self._iter

@@ -20,8 +20,8 @@ PLAIN: Case = dict(
     log_interval=3, ignore_last=True, exp_name=1000, metric_by_epoch=None, second_logger=None,
     window=10, windows=None, hierarchy=False, digits=4, history=100,
     optimizer='sgd', groups=False, accumulate=1, clip=None, amp=None, schedule='linear_cosine',
-    ema=None, outputs='plain', state='plain', data='plain', metainfo=None, backends='local',
-    hooks=(), resume='earlier', stop=6, stop_epoch=1,
+    ema=None, outputs='plain', state='plain', dropout=0.0, data='plain', metainfo=None,
+    backends='local', hooks=(), resume='earlier', stop=6, stop_epoch=1,
 )  # fmt: skip
 
 # Axis: probability that it leaves PLAIN, and the values that it may take then.
@@ -73,6 +73,7 @@ ORDINARY: dict[str, tuple[float, tuple]] = dict(
     ema=(0.4, ('plain', 'buffers', 'late', 'stochastic')),
     outputs=(0.4, ('numbers', 'sometimes', 'odd', 'shared')),
     state=(0.3, ('odd', 'moving')),
+    dropout=(0.06, (0.5,)),
     data=(0.15, ('samples',)),
     metainfo=(0.3, ('plain',)),
     backends=(0.3, (None, 'two')),

@@ -49,7 +49,7 @@ def config_of(case: Case, arm: str, root: Path) -> Config:
     cfg = dict(
         model=dict(
             type='DiffModel', outputs=full['outputs'], state=full['state'],
-            lists_only=full['data'] == 'lists',
+            lists_only=full['data'] == 'lists', dropout=full['dropout'],
         ),
         work_dir=str(root / 'work'),
         experiment_name='toy',
@@ -153,8 +153,9 @@ def _optim(full: Case) -> dict:
     if full['clip'] is not None:
         optim['clip_grad'] = clips[full['clip']]
     if full['groups']:
+        optim['optimizer'].setdefault('weight_decay', 0.02)  # stock multiplies none
         keys = {'net.0': dict(lr_mult=0.5, decay_mult=0.0), 'net.1': dict(lr_mult=2.0)}
-        optim['paramwise_cfg'] = dict(custom_keys=keys, bias_lr_mult=1.5)
+        optim['paramwise_cfg'] = dict(custom_keys=keys, bias_lr_mult=1.5, bypass_duplicate=True)
     return optim
 
 

@@ -129,6 +129,11 @@ DOCUMENTED: tuple[Entry, ...] = (
         arms=('loops',), when=second_pass, example=dict(passes=True, samples=12),
     ),
     Entry(
+        r'(?!error|files).*', '',
+        "our loaders draw nothing from torch's generator, stock's one number for each pass",
+        arms=('loops',), when=has('dropout', 0.5), example=dict(dropout=0.5),
+    ),
+    Entry(
         r'.*', '', 'PrefetchEpochBasedTrainLoop resumes within an epoch, stock repeats the epoch',
         arms=('loops',), leg=RESUMED, when=within_epoch,
         example=dict(loop='epoch', samples=12, by_epoch='other', interval=2),
@@ -138,7 +143,7 @@ DOCUMENTED: tuple[Entry, ...] = (
         arms=('loops',), example=dict(sampler='default', samples=12),
     ),
     Entry(
-        r'log\.missing', 'INFO Advance dataloader', 'our loops seek the place and skip no batch',
+        r'log\.missing', 'Advance dataloader', 'our loops seek the place and skip no batch',
         arms=('loops',), leg=RESUMED,
     ),
     Entry(

@@ -29,16 +29,16 @@ from tests.testing.differential.run_case import Found, prepare, run_case
 from tests.testing.differential.shrink import shrunk
 
 MEMORY = '/dev/shm'  # files are synced, which takes longest on a disk
-Result = tuple[int, Case, list[Found], int]
+Result = tuple[int, Case, list[Found], int, bool]
 
 
 def run_seed(seed: int, directions: int | None = 2, case: Case | None = None) -> Result:
-    """Return what is different for a seed, and how many trainings that took."""
+    """Return what is different for a seed, how many trainings that took, and if stock's fails."""
     case = case_of(seed) if case is None else settled(case)
     folder = MEMORY if os.path.isdir(MEMORY) else None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        found, count = run_case(case, Path(scratch), seed, directions)
-    return seed, case, found, count
+        found, count, fails = run_case(case, Path(scratch), seed, directions)
+    return seed, case, found, count, fails
 
 
 def _results(options: argparse.Namespace) -> Iterator[Result]:
@@ -78,8 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
     start, trainings, cases = time.perf_counter(), 0, 0
     known: dict[str, list[int]] = defaultdict(list)
     unknown: dict[str, list[tuple[int, Case, Found]]] = defaultdict(list)
-    for seed, case, found, count in _results(options):
+    failing = []
+    for seed, case, found, count, fails in _results(options):
         trainings, cases = trainings + count, cases + 1
+        failing += [seed] * fails
         for one in found:
             entry = explained(one, case)
             if options.verbose and (entry is None or options.known):
@@ -90,6 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
                 known[entry.issue and f'{entry.issue}: {entry.reason}'].append(seed)
     seconds = time.perf_counter() - start
     print(f'{cases} cases, {trainings} trainings, {seconds:.0f} s')
+    if failing:  # nothing but the error is compared
+        print(f'{len(failing)} cases in which stock fails, first {failing[:8]}')
     for name in sorted(filter(None, known)):
         print(f'open {name}: {len(set(known[name]))} seeds, first {known[name][0]}')
     for kind, rows in sorted(unknown.items(), key=lambda item: -len(item[1])):

@@ -31,7 +31,7 @@ def shows(case: Case, found: Found) -> bool:
     folder = '/dev/shm' if os.path.isdir('/dev/shm') else None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         directions = 0 if found.leg == 'whole' else None
-        rows, _ = run_case(case, Path(scratch), directions=directions)
+        rows, *_ = run_case(case, Path(scratch), directions=directions)
     return any(
         (one.leg, one.arm, one.difference.kind) == (found.leg, found.arm, found.difference.kind)
         for one in rows

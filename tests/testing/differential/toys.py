@@ -110,16 +110,22 @@ class DiffModel(BaseModel):
         outputs: Which values a step returns. Defaults to 'plain'.
         state: Which parameters and buffers there are. Defaults to 'plain'.
         lists_only: Whether `inputs` has to be a list. Defaults to False.
+        dropout: Share of the inputs that a step leaves out. Defaults to 0.0.
     """
 
     def __init__(
-        self, outputs: str = 'plain', state: str = 'plain', lists_only: bool = False
+        self,
+        outputs: str = 'plain',
+        state: str = 'plain',
+        lists_only: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.net = nn.Sequential(
             nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)
         )
         self.outputs, self.state, self.lists_only, self.seen = outputs, state, lists_only, 0
+        self.dropout = dropout
         if state == 'odd':
             self.tied = self.net[0]
             self.turned = nn.Parameter(torch.rand(3, 5).t())
@@ -140,9 +146,11 @@ class DiffModel(BaseModel):
     def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
         is_tensor = isinstance(inputs, torch.Tensor)
         batch = inputs if is_tensor and not self.lists_only else torch.stack(inputs)
+        if self.training and len(batch) == 1:
+            batch = batch.repeat(2, 1)  # normalization needs two, the last batch may have one
         if mode == 'loss' and self.state == 'moving':
             self.key.data.lerp_(self.net[0].weight.data, 0.3)
-        out = self.net(batch).float()
+        out = self.net(nn.functional.dropout(batch, self.dropout, self.training)).float()
         if mode != 'loss':
             return [dict(out=value) for value in out]
         self.seen += 1
