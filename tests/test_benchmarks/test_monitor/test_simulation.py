@@ -51,7 +51,7 @@ def test_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             vars(self).setdefault('kept', []).append(super().window())
             return self.kept[-1]  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(monitor_simulation, 'RunReport', Leaks)
+    monkeypatch.setattr(monitor_simulation, 'RunRecorder', Leaks)
     first, second = held(str(tmp_path), 8000, 12_000)
     assert second.bytes > 1.02 * first.bytes
 
