@@ -28,7 +28,7 @@ class RunFiles:
         at_least: Minimum seconds between two summaries, and before the first one. A summary takes
             as long to write as a short iteration, and the lines hold the same until then.
             Defaults to 60.0.
-        clock: Clock in seconds. Defaults to `time.monotonic`.
+        clock: Clock in seconds, `time.monotonic` by default.
     """
 
     def __init__(

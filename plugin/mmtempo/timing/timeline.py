@@ -59,7 +59,7 @@ class Timeline:
         first: Name of the phase with which an iteration begins.
         facts: Number of counts per iteration. Defaults to 0.
         capacity: Number of iterations kept. Defaults to 1024.
-        clock: Clock in nanoseconds. Defaults to `time.perf_counter_ns`.
+        clock: Clock in nanoseconds, `time.perf_counter_ns` by default.
         before: Number of the last iteration before this timeline. Defaults to 0.
 
     Attributes:
