@@ -51,13 +51,13 @@ def test_quantiles_stay_within_the_observed_range() -> None:
 def test_empty_histogram_has_no_values() -> None:
     histogram = filled([])
     assert histogram.quantile(0.5) is None
-    assert (histogram.least, histogram.greatest, histogram.mean) == (None, None, None)
+    assert (histogram.least, histogram.greatest) == (None, None)
     assert histogram.bars() == ([], [])
 
 
 def test_nan_is_ignored() -> None:
     histogram = filled([np.nan, 2.0, np.nan])
-    assert (histogram.count, histogram.total, histogram.mean) == (1, 2.0, 2.0)
+    assert (histogram.count, histogram.total) == (1, 2.0)
 
 
 def test_values_outside_the_edges_are_counted() -> None:

@@ -121,9 +121,8 @@ class ForwardProfile:
     ) -> None:
         self.iterations = 0
         self._whole = _ModuleTimer(layers_of(model)[-1])
-        self._outermost = _ModuleTimer(
-            self._whole.module
-        )  # named modules that are not within another one
+        # All named modules that are not within another one.
+        self._outermost = _ModuleTimer(self._whole.module)
         self._timers = {name: _ModuleTimer(module) for name, module in modules.items()}
         self._clock = clock
         self._events = events
@@ -133,9 +132,7 @@ class ForwardProfile:
         self._device_iterations = 0
         self._handles: list[Any] = []
         self._running = 0  # named modules that are being called
-        self._latest: _ModuleTimer | None = (
-            None  # last named module that was not within another one
-        )
+        self._latest: _ModuleTimer | None = None  # last one that was not within another one
 
     def start(self) -> None:
         """Add the hooks to the modules."""

@@ -62,7 +62,7 @@ def end_monitored(error: BaseException) -> None:
 
 
 class TrainingMonitor:
-    """Monitor of one training: a timeline, what it is compared with, and the files of the run.
+    """Monitor of one training: marks its phases in a timeline and writes the files of the run.
 
     Args:
         runner: Runner of the training.
@@ -280,7 +280,7 @@ class TrainingMonitor:
         if line is not None:
             runner.logger.info(line)
         scalars = self.report.scalars(window)
-        if joins:  # in one call, because W&B counts calls as steps
+        if joins:  # in one call: W&B counts calls, whatever step they name
             # Not by `update_info`: the key would be in checkpoints, and stock would warn of it.
             runner.message_hub.runtime_info[ALONG] = scalars
         else:

@@ -47,11 +47,6 @@ class LogHistogram:
         self.least: float | None = None
         self.greatest: float | None = None
 
-    @property
-    def mean(self) -> float | None:
-        """Return the mean of all values; None without values."""
-        return self.total / self.count if self.count else None
-
     def add(self, values: np.ndarray) -> None:
         """Count the values of an array of any shape."""
         values = np.asarray(values, dtype=np.float64)
