@@ -781,10 +781,10 @@ def test_what_no_stage_has_taken_is_told(tmp_path: Path) -> None:
     assert {key: line[key] for key in stages} == stages
     log = log_of(tmp_path)
     assert (
-        'Forward pass by stage, in 10 iterations up to 14: net 20.0 ms (100 %), net.0 10.0 ms '
-        f'(50 %), {REST} 0 s (0.0 %)'
+        'Forward pass by module (10 iterations up to iteration 14): net 20.0 ms (100 %), '
+        f'net.0 10.0 ms (50 %), {REST} 0 s (0.0 %)'
     ) in log
-    assert log.index('Forward pass by stage, in') < log.index('Throughput  40 iterations')
+    assert log.index('Forward pass by module (') < log.index('Throughput  40 iterations')
 
 
 @pytest.mark.usefixtures('timed_stages')
@@ -806,7 +806,7 @@ def test_a_stage_that_was_never_called(
     stages = summary_of(tmp_path)['stages']
     assert stages['never_called'] == ([] if is_direct else ['net.1'])
     assert stages['by_children'] == ['net']
-    assert ('; never called in it: net.1\n' in log_of(tmp_path)) != is_direct
+    assert ('; never called: net.1\n' in log_of(tmp_path)) != is_direct
 
 
 @pytest.mark.parametrize('ends', ['completed', 'crashed'])
@@ -833,7 +833,7 @@ def test_a_run_that_ends_within_its_window(
     stages = summary['stages']
     assert (stages['iter'], stages['iterations'], stages['asked']) == (26, 7, 100)
     assert [line['iterations'] for line in lines_of(tmp_path) if line['kind'] == 'stages'] == [7]
-    assert 'in 7 iterations up to' not in log_of(tmp_path)  # the table says it
+    assert '7 iterations up to' not in log_of(tmp_path)  # the table says it
 
 
 @pytest.mark.parametrize(('modules', 'never'), [('auto', []), (['data_preprocessor'],) * 2])
@@ -854,9 +854,9 @@ def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
     Runner.from_cfg(cfg).train()
     summary = summary_of(tmp_path)
     says = (
-        'stage_profile has measured nothing: it begins with iteration 50, and the training has '
-        'ended with iteration 40. Set default_hooks.timer.stage_profile.begin below 40; it counts '
-        'from where the training begins'
+        'stage_profile: nothing was measured, because the window begins with iteration 50 and the '
+        'training ended with iteration 40; set default_hooks.timer.stage_profile.begin below 40 '
+        '(it counts from iteration 0)'
     )
     assert summary['warnings'] == [says]
     assert 'stages' not in summary
@@ -865,8 +865,8 @@ def test_a_window_that_was_not_reached(tmp_path: Path) -> None:
     cfg.resume = True
     Runner.from_cfg(cfg).train()
     (warning,) = summary_of(tmp_path)['warnings']
-    assert 'begins with iteration 90, and the training has ended with iteration 70' in warning
-    assert 'begin below 30; it counts from where the training begins (iteration 40)' in warning
+    assert 'begins with iteration 90 and the training ended with iteration 70' in warning
+    assert 'begin below 30 (it counts from iteration 40, where this training started)' in warning
 
 
 def test_a_training_without_iterations_has_missed_nothing() -> None:
@@ -891,7 +891,9 @@ def test_a_model_that_is_not_called_as_a_whole(
     profile = dict(modules=['net'], begin=10, iterations=5)
     Runner.from_cfg(monitored(tmp_path, SPARSE, iterations=30, stage_profile=profile)).train()
     (warning,) = summary_of(tmp_path)['warnings']
-    assert warning.startswith('stage_profile has measured nothing from iteration 10 to 30: the mod')
+    assert warning.startswith(
+        'stage_profile: nothing was measured from iteration 10 to 30, because no iteration'
+    )
     assert 'ThroughputMonitorHook: ' not in log_of(tmp_path)  # as of what could not be stopped
 
 
@@ -903,16 +905,16 @@ def test_only_the_largest_stages_are_in_the_line() -> None:
     ]
     rest = dict(name='rest', seconds=1.5, share=0.09, device_seconds=None)
     assert profile_window.line_of(dict(found, stages=[*stages, rest])) == (
-        'Forward pass by stage, in 1 iteration up to 9: part 36 72.0 s (36 %), part 25 50.0 s '
-        '(25 %), part 16 32.0 s (16 %), part 9 18.0 s (9.0 %), part 4 8.00 s (4.0 %), 1 more, '
-        'rest 1.50 s (9.0 %); never called in it: 0, 1, 2, 3, 4 and 2 more'
+        'Forward pass by module (1 iteration up to iteration 9): part 36 72.0 s (36 %), part 25 '
+        '50.0 s (25 %), part 16 32.0 s (16 %), part 9 18.0 s (9.0 %), part 4 8.00 s (4.0 %), '
+        '1 more, rest 1.50 s (9.0 %); never called: 0, 1, 2, 3, 4 and 2 more'
     )
 
 
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(interval=0), 'timer.interval must be 1 up, found 0'),
+        (dict(interval=0), 'timer.interval must be an integer of at least 1, or None, found 0'),
         (dict(stall_factor=-1), 'timer.stall_factor must be a number above 0, found -1'),
         (dict(watch_interval='1'), "timer.watch_interval must be .*, found '1'"),
         (dict(stage_profile=dict(module='x')), 'timer.stage_profile must be'),
@@ -932,8 +934,8 @@ def test_options_that_cannot_be(options: dict, message: str) -> None:
             ('backbone', [], [3], ['net', None], None, 3, dict(net=1)),
             r"'auto' or a list of names of the model's modules",
         ),
-        ('begin', (-1, 2.5, 'x', None, True), 'a whole number from 0 up'),
-        ('iterations', (0, -3, 2.5, '10', None, True), 'a whole number from 1 up'),
+        ('begin', (-1, 2.5, 'x', None, True), 'an integer of at least 0'),
+        ('iterations', (0, -3, 2.5, '10', None, True), 'an integer of at least 1'),
     ],
 )
 def test_stage_profiles_that_cannot_be(key: str, values: tuple, expected: str) -> None:

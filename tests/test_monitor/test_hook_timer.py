@@ -1,4 +1,4 @@
-"""Hooks are called as the runner calls them, and each one's time has its name."""
+"""Hooks are called as by the runner, and the time of each is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ called: list[str] = []
 
 
 class Clock:
-    """Ticks when a hook works."""
+    """Clock in nanoseconds that only `work` advances."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -48,7 +48,7 @@ class Slow(Hook):
 
 
 class Idle(Hook):
-    """Has nothing to do at these stages, and must not be asked."""
+    """Hook that implements none of the measured hook points, and must not be called."""
 
     def before_run(self, runner: Any) -> None:
         pass
@@ -79,26 +79,26 @@ def bare_runner(*hooks: Hook, cls: type = Runner) -> Any:
     return runner
 
 
-def watched(runner: Any, **options: Any) -> tuple[HookTimer, Timeline]:
+def timed(runner: Any, **options: Any) -> tuple[HookTimer, Timeline]:
     called.clear()
     clock.now = 0
     timeline = Timeline('data', clock=clock)
-    marks = HookTimer(timeline, **options)
-    marks.join(runner)
-    return marks, timeline
+    timer = HookTimer(timeline, **options)
+    timer.attach(runner)
+    return timer, timeline
 
 
 def spent(timeline: Timeline) -> dict[str, int]:
     """Nanoseconds by phase."""
-    timeline.begin()  # the first one has all that came before
+    timeline.begin()  # the first iteration gets all earlier timer
     timeline.end()
     seconds = timeline.last(1).spent[0]
     return {name: round(1e9 * one) for name, one in zip(timeline.names, seconds) if one}
 
 
-def test_each_hook_has_its_time() -> None:
+def test_time_of_each_hook() -> None:
     runner = bare_runner(Quick(), Slow(), Idle(), Talking(), Quick())
-    marks, timeline = watched(runner)
+    timer, timeline = timed(runner)
     clock.now += 100
     runner.call_hook('before_train_iter', batch_idx=0)
     clock.now += 1000
@@ -109,50 +109,50 @@ def test_each_hook_has_its_time() -> None:
         'data': 100, 'unexplained': 1000, 'hook:Quick': 5, 'hook:Slow': 50, 'hook:Talking': 11,
         'hook:Quick 2': 5,
     }  # fmt: skip
-    assert marks.categories['hook:Talking'] == 'logging'
-    assert marks.categories['hook:Slow'] == 'hook'
+    assert timer.categories['hook:Talking'] == 'logging'
+    assert timer.categories['hook:Slow'] == 'hook'
 
 
 def test_hooks_are_called_as_stock_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have nothing to do are not called at all."""
+    """Hooks that do not implement a hook point are not called."""
     runner = bare_runner(Quick(), Idle(), Slow(), Rare())
     asked = []
     monkeypatch.setattr(Hook, 'before_train_iter', lambda self, *_, **__: asked.append(self))
     given: dict[str, Any] = dict(batch_idx=3, data_batch='batch', outputs='outputs')
     monkeypatch.setattr(Slow, '_after_iter', lambda self, runner, **kwargs: called.append(kwargs))
     expected = []
-    for stage in ('before_run', 'before_train_epoch', 'before_train_iter', 'after_train_iter'):
-        arguments = given if stage == 'after_train_iter' else {}
+    for point in ('before_run', 'before_train_epoch', 'before_train_iter', 'after_train_iter'):
+        arguments = given if point == 'after_train_iter' else {}
         called.clear()
-        Runner.call_hook(runner, stage, **arguments)
+        Runner.call_hook(runner, point, **arguments)
         expected.append(list(called))
     assert len(asked) == 3
-    watched(runner)
+    timed(runner)
     found = []
-    for stage in ('before_run', 'before_train_epoch', 'before_train_iter', 'after_train_iter'):
-        arguments = given if stage == 'after_train_iter' else {}
+    for point in ('before_run', 'before_train_epoch', 'before_train_iter', 'after_train_iter'):
+        arguments = given if point == 'after_train_iter' else {}
         called.clear()
-        runner.call_hook(stage, **arguments)
+        runner.call_hook(point, **arguments)
         found.append(list(called))
     assert found == expected
     assert len(asked) == 3
 
 
-def test_what_lies_around_the_hooks() -> None:
+def test_opening_and_closing_callbacks() -> None:
     runner = bare_runner(Quick())
     seen = []
 
     def see(runner: Any, arguments: dict) -> None:
         seen.append((len(called), runner, arguments))
 
-    watched(runner, opening=dict(before_train_iter=see), closing=dict(before_train_iter=see))
+    timed(runner, opening=dict(before_train_iter=see), closing=dict(before_train_iter=see))
     runner.call_hook('before_train_iter', batch_idx=0)
     assert seen == [(0, runner, dict(batch_idx=0)), (1, runner, dict(batch_idx=0))]
 
 
-def test_a_hook_that_comes_later_is_called() -> None:
+def test_hook_registered_later_is_called() -> None:
     runner = bare_runner(Quick())
-    watched(runner)
+    timed(runner)
     runner.call_hook('before_train_iter')
     runner._hooks.insert(0, Slow())
     runner.call_hook('after_train_iter', batch_idx=0)
@@ -163,66 +163,66 @@ def test_a_hook_that_comes_later_is_called() -> None:
     assert called == ['quick before', 'slow', 'quick after', 'talking', 'quick after']
 
 
-def test_what_is_no_hook_is_called_where_it_can_be() -> None:
+def test_duck_typed_hook_is_called_where_it_has_a_method() -> None:
     class Duck:
         def after_train_iter(self, runner: Any, batch_idx: int) -> None:
             called.append('duck')
 
     duck: Any = Duck()
     runner = bare_runner(duck)
-    watched(runner)
+    timed(runner)
     runner.call_hook('before_train_iter', batch_idx=0)
     runner.call_hook('after_train_iter', batch_idx=0)
     assert called == ['duck']
 
 
-def test_a_method_of_the_instance_is_called() -> None:
+def test_instance_method_of_a_hook_is_called() -> None:
     hook: Any = Idle()
     hook.before_train_iter = lambda *args, **kwargs: called.append('mine')
     runner = bare_runner(hook)
-    watched(runner)
+    timed(runner)
     runner.call_hook('before_train_iter')
     assert called == ['mine']
 
 
-def test_a_hook_of_other_arguments_is_named() -> None:
+def test_type_error_names_the_hook() -> None:
     class Wrong(Hook):
         def before_train_iter(self, runner: Any) -> None:  # type: ignore[override]
             pass
 
     runner = bare_runner(Wrong())
-    told = []
+    states = []
     for _ in range(2):
         with pytest.raises(TypeError, match="unexpected keyword argument 'batch_idx' in .*Wrong"):
             runner.call_hook('before_train_iter', batch_idx=0)
-        told.append('call_hook' in vars(runner))
-        watched(runner)
-    assert told == [False, True]
+        states.append('call_hook' in vars(runner))
+        timed(runner)
+    assert states == [False, True]
 
 
-def test_hooks_of_epochs_alone_get_no_phase() -> None:
+def test_hooks_of_epochs_only_get_no_phase() -> None:
     runner = bare_runner(Rare(), Quick())
-    _, timeline = watched(runner)
+    _, timeline = timed(runner)
     runner.call_hook('before_train_epoch')
     runner.call_hook('before_train_iter')
     assert called == ['rare', 'quick before']
     assert 'hook:Rare' not in timeline.names
 
 
-def test_a_runner_that_calls_in_its_own_way() -> None:
+def test_runner_class_that_overrides_call_hook() -> None:
     class Own(Runner):
         def call_hook(self, fn_name: str, **kwargs: Any) -> None:
             called.append('own')
             super().call_hook(fn_name, **kwargs)
 
     runner = bare_runner(Quick(), cls=Own)
-    _, timeline = watched(runner)
+    _, timeline = timed(runner)
     runner.call_hook('before_train_iter')
     assert called == ['own', 'quick before']
     assert spent(timeline) == {'hooks': 2}
 
 
-def test_a_runner_that_somebody_else_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_with_a_replaced_call_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = bare_runner(Quick())
     theirs = runner.call_hook
 
@@ -231,36 +231,36 @@ def test_a_runner_that_somebody_else_watches(monkeypatch: pytest.MonkeyPatch) ->
         theirs(name, **kwargs)
 
     runner.call_hook = traced
-    marks, timeline = watched(runner)
+    timer, timeline = timed(runner)
     runner.call_hook('before_train_iter')
     runner.call_hook('before_run')
     assert called == ['traced before_train_iter', 'quick before', 'traced before_run']
     assert spent(timeline) == {'hooks': 2}
-    marks.leave(runner)
+    timer.detach(runner)
     assert runner.call_hook is traced
 
 
-def test_whoever_marks_outlives_the_runner() -> None:
-    """Also where a hook knows it, as some do in the midst of a training."""
+def test_timer_outlives_the_runner() -> None:
+    """Also where a hook references the runner."""
     hook: Any = Quick()
     runner = hook.runner = bare_runner(hook)
-    marks, _ = watched(runner)
+    timer, _ = timed(runner)
     runner.call_hook('before_train_iter')
     gone = weakref.ref(runner)
     del runner, hook
     gc.collect()
     assert gone() is None
-    assert 'hook:Quick' in marks.categories
+    assert 'hook:Quick' in timer.categories
 
 
-def test_the_runner_gets_its_way_back() -> None:
+def test_detach_restores_the_runner() -> None:
     runner = bare_runner(Quick())
-    marks, timeline = watched(runner)
-    marks.join(runner)
-    marks.leave(runner)
+    timer, timeline = timed(runner)
+    timer.attach(runner)
+    timer.detach(runner)
     runner.call_hook('before_train_iter')
     assert 'call_hook' not in vars(runner)
     assert called == ['quick before']
     assert not timeline.last(1)
-    marks.leave(runner)  # in vain
+    timer.detach(runner)  # no-op
     assert 'call_hook' not in vars(runner)

@@ -1,4 +1,4 @@
-"""The longest times among processes, and whose they are."""
+"""Longest times among processes, and their ranks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def in_group(pipe: Any, rank: int, size: int, folder: str) -> None:
     torch.distributed.init_process_group(
         'gloo', init_method=f'file://{folder}/group', rank=rank, world_size=size
     )
-    spread = RankTimes()
-    results = [spread.take()]
+    ranks = RankTimes()
+    results = [ranks.take()]
     for times in [(0.5, 1.0), (0.25 * rank, 2.0 - rank)]:
-        spread.send(*times)
-        results += [spread.take(), spread.take()]
-    spread.send(3.0, 1.0 + rank)
-    spread.send(0.0, 5.0 - rank)  # nobody has taken the one before
-    results.append(spread.take())
+        ranks.send(*times)
+        results += [ranks.take(), ranks.take()]
+    ranks.send(3.0, 1.0 + rank)
+    ranks.send(0.0, 5.0 - rank)  # the result before was not taken
+    results.append(ranks.take())
     torch.distributed.destroy_process_group()
     pipe.send(results)
 
 
-def test_two_processes(tmp_path: Path) -> None:
+def test_two_processes_exchange_times(tmp_path: Path) -> None:
     pipes = [FORK.Pipe() for _ in range(2)]
     processes = [
         FORK.Process(target=in_group, args=(there, rank, 2, str(tmp_path)))
@@ -53,14 +53,14 @@ def test_two_processes(tmp_path: Path) -> None:
         assert process.exitcode == 0
 
 
-def test_one_process() -> None:
-    spread = RankTimes()
-    spread.send(1.0, 2.0)
-    assert spread.take() is None
+def test_single_process_sends_nothing() -> None:
+    ranks = RankTimes()
+    ranks.send(1.0, 2.0)
+    assert ranks.take() is None
 
 
 class FakeGroup:
-    """Three processes on an accelerator; what they gathered is on the host when it says so."""
+    """Three processes on an accelerator; `arrived` results are on the host."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[Any] = []
@@ -91,35 +91,35 @@ class FakeGroup:
                 return number <= group.arrived
 
             def values(self) -> list:
-                assert self.arrived, 'the host waits'
+                assert self.arrived, 'the host synchronizes'
                 return rows.tolist()
 
         return Copy()
 
 
-def test_on_an_accelerator_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_is_not_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     group = FakeGroup(monkeypatch)
-    spread = RankTimes()
+    ranks = RankTimes()
     for log_point in range(3):
-        spread.send(float(log_point), 1.0)
-        assert spread.take() is None
+        ranks.send(float(log_point), 1.0)
+        assert ranks.take() is None
     assert group.done == ['cuda:1', 'gather', 'copy'] * 3
     group.arrived = 2
-    assert spread.take() == dict(
+    assert ranks.take() == dict(
         data=dict(max=3.0, rank=1, min=1.0), step=dict(max=3.0, rank=1, min=1.0)
     )
-    assert spread.take() is None
+    assert ranks.take() is None
     group.arrived = 3
-    assert spread.take() == dict(
+    assert ranks.take() == dict(
         data=dict(max=4.0, rank=1, min=2.0), step=dict(max=3.0, rank=1, min=1.0)
     )
 
 
-def test_results_that_never_arrive_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_results_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     group = FakeGroup(monkeypatch)
-    spread = RankTimes()
+    ranks = RankTimes()
     for _ in range(50):
-        spread.send(0.0, 0.0)
-    assert len(spread._pending) == 8
+        ranks.send(0.0, 0.0)
+    assert len(ranks._pending) == 8
     group.arrived = 50
-    assert spread.take() is not None
+    assert ranks.take() is not None

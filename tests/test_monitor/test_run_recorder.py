@@ -1,4 +1,4 @@
-"""What was found is written as it is found, and the summary has all of it, however a run ends."""
+"""Records are written at once, and the summary has all of them however a run ends."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mmtempo.report.trace import trace_events
 from mmtempo.timing.run_files import RunFiles
 from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.timeline import Timeline
-from tests.test_timing.test_timeline import Clock
 from tests.testing.summaries import summary as made_up
+from tests.testing.timelines import Clock
 
 SETTING = dict(made_up()['setting'], batch_size=4, world=2, max_iters=1000, log_interval=10)
 
 
 class Run:
-    """Iterations of about 100 ms, on a clock that is told to go on.
+    """Recorded iterations of about 100 ms, on a clock that only `go` advances.
 
     Args:
-        folder: The work dir; None for a process that does not write.
-        first: The iteration that the training begins behind.
+        folder: Work dir; None for a process that does not write.
+        first: Number of iterations done before the training. Defaults to 0.
     """
 
     def __init__(self, folder: Path | None, first: int = 0) -> None:
@@ -34,10 +34,12 @@ class Run:
         self.noise = random.Random(0)
         self.timeline = Timeline('data', clock=self.clock, before=first)
         self.number = first
-        self.said: list[str] = []
+        self.messages: list[str] = []
         record = None
         if folder is not None:
-            record = RunFiles(str(folder), self.said.append, clock=lambda: self.clock.now * 1e-9)
+            record = RunFiles(
+                str(folder), self.messages.append, clock=lambda: self.clock.now * 1e-9
+            )
         categories = {'hook:Slow': 'hook', 'hook:AsyncCheckpointHook': 'checkpoint'}
         meter = IterationStats(self.timeline, categories=categories)
         self.report = RunRecorder(SETTING, meter, record, first)
@@ -65,7 +67,7 @@ def summary_of(folder: Path) -> dict:
     return json.loads((folder / 'tempo_summary.json').read_text())
 
 
-def test_a_run_from_its_begin_to_its_end(tmp_path: Path) -> None:
+def test_completed_run(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert lines_of(tmp_path)[0]['setting'] == SETTING
     for number in range(1, 11):
@@ -92,8 +94,8 @@ def test_a_run_from_its_begin_to_its_end(tmp_path: Path) -> None:
     assert log.summary['verdict'] == summary['verdict']
 
 
-def test_what_is_known_while_it_runs(tmp_path: Path) -> None:
-    """A killed run leaves a summary that is a minute old at most, and all its lines."""
+def test_summary_of_a_running_training(tmp_path: Path) -> None:
+    """A killed run leaves all its lines, and a summary that is at most a minute old."""
     run = Run(tmp_path)
     for _ in range(12):
         run.go(50)
@@ -109,8 +111,8 @@ def test_what_is_known_while_it_runs(tmp_path: Path) -> None:
     assert f'iteration {last}' in [event['name'] for event in trace_events(log)]
 
 
-def test_stalls_that_are_judged_at_the_end_are_written(tmp_path: Path) -> None:
-    """Nothing is left to make a window of, and yet they have been found."""
+def test_stalls_judged_at_the_end_are_written(tmp_path: Path) -> None:
+    """They are written although no iterations are left for a window."""
     run = Run(tmp_path)
     run.go(95)
     run.go(2, hook__Slow=1.0)
@@ -123,12 +125,12 @@ def test_stalls_that_are_judged_at_the_end_are_written(tmp_path: Path) -> None:
     assert len(lines_of(tmp_path, 'window')) == 1
 
 
-def test_a_window_has_the_spread_of_its_own_time_only(tmp_path: Path) -> None:
+def test_window_has_only_its_own_rank_times(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    for place in range(6):
+    for index in range(6):
         run.go(10)
-        found = dict(data=dict(max=0.1 * (place + 1), rank=3), step=dict(max=0.5, rank=0))
-        run.report.update(ranks=found if place % 2 else None)
+        found = dict(data=dict(max=0.1 * (index + 1), rank=3), step=dict(max=0.5, rank=0))
+        run.report.update(ranks=found if index % 2 else None)
         run.report.window()
     windows = lines_of(tmp_path, 'window')
     assert ['ranks' in window for window in windows] == [False, True] * 3
@@ -138,7 +140,7 @@ def test_a_window_has_the_spread_of_its_own_time_only(tmp_path: Path) -> None:
     )
 
 
-def test_another_process_that_waits_longer_is_named(tmp_path: Path) -> None:
+def test_slow_rank_is_named(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(5):
         run.go(20)
@@ -148,11 +150,11 @@ def test_another_process_that_waits_longer_is_named(tmp_path: Path) -> None:
     assert verdict['headline'].startswith('Rank 3 is late with its data')
 
 
-def test_how_busy_the_device_was_is_a_mean_of_all_looks(tmp_path: Path) -> None:
+def test_device_busy_is_a_mean_over_samples(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    for place in range(20):
+    for index in range(20):
         run.go(10)
-        now = dict(time=place // 2, ram_used=0.5, device=dict(utilisation=0.9 if place < 10 else 1))
+        now = dict(time=index // 2, ram_used=0.5, device=dict(utilisation=0.9 if index < 10 else 1))
         run.report.update(memory=dict(now=now, peak=now))
         run.report.window()
     summary = run.report.end('completed')
@@ -161,7 +163,7 @@ def test_how_busy_the_device_was_is_a_mean_of_all_looks(tmp_path: Path) -> None:
     assert any('busy for 95 %' in line for line in summary['verdict']['why'])
 
 
-def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+def test_resumed_run_continues_the_numbers(tmp_path: Path) -> None:
     run = Run(tmp_path, first=700)
     run.go(100)
     run.go(100, later=0.1)
@@ -171,7 +173,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     assert lines_of(tmp_path)[0]['iter'] == 700
 
 
-def test_a_process_that_does_not_write() -> None:
+def test_process_that_does_not_write() -> None:
     run = Run(None)
     run.go(50)
     window = run.report.window()
@@ -179,16 +181,16 @@ def test_a_process_that_does_not_write() -> None:
     waited, worked = run.report.data_and_step(window)
     assert (waited, worked) == (pytest.approx(0.001, 0.05), pytest.approx(0.099, 0.05))
     assert run.report.data_and_step(None) == (0.0, 0.0)
-    # In its backward pass a process waits for others, and some things one does for all.
+    # Excluded: the backward pass, which waits for other processes, and work for all of them.
     others = {'backward': 7.0, 'hook:CheckpointHook': 5.0, 'hook:SparseLoggerHook': 3.0}
     phases = {**window['phases'], **others, 'loader: end': 2.0}
     more = run.report.data_and_step(dict(window, phases=phases))
     assert more == (pytest.approx(waited), pytest.approx(worked))
-    run.report.warn('of mine', 7)
-    assert run.report.end('completed')['warnings'] == ['of mine']
+    run.report.warn('a warning', 7)
+    assert run.report.end('completed')['warnings'] == ['a warning']
 
 
-def test_the_log_tells_what_nobody_has_asked_for(tmp_path: Path) -> None:
+def test_log_line_names_unplanned_stalls_only(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.go(60)
     run.go(hook__AsyncCheckpointHook=3.0)
@@ -204,10 +206,10 @@ def test_the_log_tells_what_nobody_has_asked_for(tmp_path: Path) -> None:
     line = run.report.line(window)
     assert line is not None
     assert line.startswith(('Iteration 82 took 1.', 'Iteration 83 took 1.'))
-    assert ': Slow (2 slow ones lost ' in line
+    assert ': Slow (2 slow iterations lost ' in line
 
 
-def test_what_goes_to_the_visualizer(tmp_path: Path) -> None:
+def test_scalars_for_the_visualizer(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.go(50, hook__Slow=0.1)
     window = run.report.window()
@@ -219,7 +221,7 @@ def test_what_goes_to_the_visualizer(tmp_path: Path) -> None:
     assert all(isinstance(value, float) for value in found.values())
 
 
-def test_warnings_are_kept_as_long_as_there_are_few(tmp_path: Path) -> None:
+def test_number_of_warnings_is_limited(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for number in range(MOST_WARNINGS + 5):
         run.report.warn(f'warning {number}', number)
@@ -228,21 +230,21 @@ def test_warnings_are_kept_as_long_as_there_are_few(tmp_path: Path) -> None:
     assert len(lines_of(tmp_path, 'warning')) == MOST_WARNINGS + 5
 
 
-def test_nothing_was_measured(tmp_path: Path) -> None:
+def test_run_without_iterations(tmp_path: Path) -> None:
     summary = Run(tmp_path).report.end('crashed', 'RuntimeError: boom')
     assert 'verdict' not in summary
     assert [line['kind'] for line in lines_of(tmp_path)] == ['run', 'end']
     assert read_log(tmp_path).summary['error'] == 'RuntimeError: boom'
 
 
-def test_paces_that_go_up_and_down_are_not_told_without_end(tmp_path: Path) -> None:
-    run, said = Run(tmp_path), []
+def test_number_of_logged_changes_is_limited(tmp_path: Path) -> None:
+    run, lines = Run(tmp_path), []
     run.go(100)
     for _ in range(30):
         run.go(40, later=0.1)
         run.go(40)
         window = run.report.window()
         assert window is not None
-        said.append(run.report.line(window))
-    assert sum(line is not None and 'from here on' in line for line in said) == 10
+        lines.append(run.report.line(window))
+    assert sum(line is not None and 'from here on' in line for line in lines) == 10
     assert len(lines_of(tmp_path, 'change')) > 50

@@ -1,4 +1,4 @@
-"""What of a training decides its speed is taken from the training, in the units of its config."""
+"""Settings are read from the runner, with intervals in iterations."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
-from mmtempo.monitor.run_settings import accumulation_of, files_of, setting_of, shape_of
+from mmtempo.monitor.run_settings import batches_per_update, files_of, setting_of, shape_of
 from mmtempo.report.verdict import judge
 from tests.testing.common import next_name
 from tests.testing.summaries import summary
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, with_evaluation
 
-EPOCH = 20  # iterations of the toy's
+EPOCH = 20  # iterations of an epoch of the toy dataset
 
 
 def found_in(cfg: Config) -> dict[str, Any]:
-    """The setting of a runner that is about to train."""
+    """Return the settings of a runner that is about to train."""
     cfg.experiment_name, cfg.visualizer.name = next_name(), next_name()
     runner = Runner.from_cfg(cfg)
     runner._train_loop = runner.build_train_loop(runner._train_loop)
@@ -32,7 +33,7 @@ def found_in(cfg: Config) -> dict[str, Any]:
     return setting_of(runner)
 
 
-def test_by_iteration(tmp_path: Path) -> None:
+def test_iteration_based_training(tmp_path: Path) -> None:
     cfg = with_evaluation(config(tmp_path, SPARSE))
     cfg.train_cfg.update(max_iters=100, val_interval=30)
     found = found_in(cfg)
@@ -50,7 +51,7 @@ def test_by_iteration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('has_type', [True, False])
-def test_by_epoch(has_type: bool, tmp_path: Path) -> None:
+def test_epoch_based_training(has_type: bool, tmp_path: Path) -> None:
     cfg = by_epoch(with_evaluation(config(tmp_path, STOCK)), epochs=3)
     if not has_type:
         del cfg.train_cfg['type']
@@ -62,8 +63,8 @@ def test_by_epoch(has_type: bool, tmp_path: Path) -> None:
     assert (found['checkpoint_interval'], found['checkpoint_by_epoch']) == (10 * EPOCH, True)
 
 
-def test_an_override_for_a_train_cfg_without_type_would_end_the_training(tmp_path: Path) -> None:
-    """So the verdict gives none; see `test_verdict.py`."""
+def test_type_override_fails_for_a_train_cfg_without_type(tmp_path: Path) -> None:
+    """Therefore the verdict gives no such override; see `test_verdict.py`."""
     cfg = by_epoch(config(tmp_path, STOCK), epochs=3)
     del cfg.train_cfg['type']
     cfg.train_cfg.by_epoch = True
@@ -77,23 +78,23 @@ def test_an_override_for_a_train_cfg_without_type_would_end_the_training(tmp_pat
         found_in(cfg)
 
 
-def test_a_hook_counts_iterations_though_the_loop_counts_epochs(tmp_path: Path) -> None:
-    """As of configs with epochs on `_base_/default_runtime.py`."""
+def test_checkpoint_hook_may_count_iterations_in_an_epoch_loop(tmp_path: Path) -> None:
+    """As in configs with epochs that inherit from `_base_/default_runtime.py`."""
     cfg = by_epoch(config(tmp_path, STOCK), epochs=3)
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=30)
     found = found_in(cfg)
     assert (found['checkpoint_interval'], found['checkpoint_by_epoch']) == (30, False)
 
 
-def test_a_hook_that_counts_epochs_of_a_loop_without_any(tmp_path: Path) -> None:
-    """It saves at the end only: there is no interval that stalls could have."""
+def test_checkpoint_hook_by_epoch_in_a_loop_without_epochs(tmp_path: Path) -> None:
+    """It saves at the end only, so stalls cannot have its interval."""
     cfg = config(tmp_path, STOCK)
     cfg.default_hooks.checkpoint.update(by_epoch=True, interval=1)
     found = found_in(cfg)
     assert (found['checkpoint_interval'], found['checkpoint_by_epoch']) == (None, True)
 
 
-def test_hooks_that_a_config_does_not_name(tmp_path: Path) -> None:
+def test_default_hooks_absent_from_the_config(tmp_path: Path) -> None:
     cfg = config(tmp_path, STOCK)
     del cfg.default_hooks['checkpoint']
     cfg.default_hooks.timer = None
@@ -108,7 +109,7 @@ def test_hooks_that_a_config_does_not_name(tmp_path: Path) -> None:
     assert found_in(cfg)['default_hooks'] == {}
 
 
-def test_hooks_named_by_their_class(tmp_path: Path) -> None:
+def test_default_hooks_given_by_class(tmp_path: Path) -> None:
     runner = Runner.from_cfg(config(tmp_path, STOCK))
     hooks = dict(checkpoint=dict(type=CheckpointHook, interval=5), own=CheckpointHook(interval=5))
     runner.cfg = SimpleNamespace(get=dict(default_hooks=hooks).get, filename=None)
@@ -118,19 +119,20 @@ def test_hooks_named_by_their_class(tmp_path: Path) -> None:
     assert found['train_cfg_has_type'] is False
 
 
-def test_processes_of_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_world_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('mmtempo.monitor.run_settings.get_world_size', lambda: 8)
     monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
     found = found_in(config(tmp_path, STOCK))
     assert (found['world'], found['local_world'], found['effective_batch']) == (8, 2, 16)
 
 
-def test_accumulation() -> None:
-    one, four = (SimpleNamespace(_accumulative_counts=count) for count in (1, 4))
-    assert accumulation_of(four) == 4
-    assert accumulation_of(SimpleNamespace()) == 1
-    several = dict(a=one, b=four)
-    assert accumulation_of(SimpleNamespace(optim_wrappers=several, values=several.values)) == 4
+def test_batches_per_update() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    one, four = (OptimWrapper(optimizer, accumulative_counts=count) for count in (1, 4))
+    assert batches_per_update(SimpleNamespace(optim_wrapper=four)) == 4
+    assert batches_per_update(SimpleNamespace(optim_wrapper=SimpleNamespace())) == 1
+    several = OptimWrapperDict(a=one, b=four)
+    assert batches_per_update(SimpleNamespace(optim_wrapper=several)) == 4
 
 
 @pytest.mark.parametrize(
@@ -146,11 +148,11 @@ def test_accumulation() -> None:
         (None, None),
     ],
 )
-def test_shapes(batch: Any, shape: tuple | None) -> None:
+def test_shape_of_inputs(batch: Any, shape: tuple | None) -> None:
     assert shape_of(batch) == shape
 
 
-def test_files() -> None:
+def test_files_of_samples() -> None:
     samples = [SimpleNamespace(img_path=f'{number}.jpg') for number in range(20)]
     assert files_of(dict(data_samples=samples)) == [f'{number}.jpg' for number in range(16)]
     assert files_of(dict(data_samples=[SimpleNamespace(), SimpleNamespace(img_path=None)])) == []

@@ -1,4 +1,4 @@
-"""The parts of a training step, in their order, under everything that mmengine trains with."""
+"""Parts of a training step in order, with all wrappers and optimizers of mmengine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import functools
 import gc
 import inspect
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mmengine.model import BaseModel, MMDistributedDataParallel
+from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
@@ -21,124 +20,66 @@ from mmtempo.monitor.step_timer import StepTimer
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
 from mmtempo.utils.modules import layers_of
 from tests.testing.processes import SPAWN, in_child
-
-BEFORE = ['to_device', 'forward']
-STEP = [*BEFORE, 'backward', 'step']
-
-
-class Toy(BaseModel):
-    """A line; `losses` may be made infinite or an error."""
-
-    factor = 1.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(3, 1)
-
-    def forward(self, inputs: torch.Tensor, mode: str = 'tensor') -> Any:
-        if self.factor == 0:
-            raise ArithmeticError
-        return dict(loss=self.line(inputs).square().mean() * self.factor)
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.01)
-
-
-def batch() -> dict:
-    return dict(inputs=torch.ones(2, 3))
-
-
-class Said(list):
-    """A timeline that knows in which order its phases were marked."""
-
-    @property
-    def log(self) -> Said:
-        return self
-
-    def phase(self, name: str) -> str:
-        return name
-
-    def clock(self) -> str:
-        return ''
-
-    def __iadd__(self, mark: Any) -> Said:  # type: ignore[misc]
-        self.append(mark[0])
-        return self
-
-
-class Watched:
-    """A model that trains, and what the watch has said of each step."""
-
-    def __init__(self, model: Any, wrapper: Any, optimizers: list | None = None) -> None:
-        self.model, self.wrapper = model, wrapper
-        self.said: Any = Said()
-        self.watch = StepTimer(self.said)
-        assert self.watch.install(model, optimizers or [wrapper.optimizer])
-
-    def step(self) -> list[str]:
-        self.said.clear()
-        self.watch.begin()
-        self.model.train_step(batch(), self.wrapper)
-        self.watch.end()
-        return list(self.said)
-
-
-def toy(wrapper: type = OptimWrapper, **options: Any) -> Watched:
-    model = Toy()
-    return Watched(model, wrapper(optimizer=sgd(model), **options))
-
-
-def watched_in(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if 'forward' in vars(module)]
+from tests.testing.timed_steps import (
+    BEFORE,
+    STEP,
+    MarkLog,
+    Separate,
+    TimedModel,
+    Toy,
+    batch,
+    replaced_in,
+    sgd,
+    toy,
+)
 
 
 @pytest.mark.parametrize('wrapper', [OptimWrapper, SparseOptimWrapper])
-def test_a_step(wrapper: type) -> None:
-    watched = toy(wrapper, clip_grad=dict(max_norm=1.0))
+def test_step_has_four_parts(wrapper: type) -> None:
+    timed = toy(wrapper, clip_grad=dict(max_norm=1.0))
     for _ in range(3):
-        assert watched.step() == STEP
+        assert timed.step() == STEP
 
 
 @pytest.mark.parametrize('wrapper', [OptimWrapper, SparseOptimWrapper])
-def test_gradients_that_accumulate(wrapper: type) -> None:
-    watched = toy(wrapper, accumulative_counts=2)
+def test_accumulating_iteration_has_no_step(wrapper: type) -> None:
+    timed = toy(wrapper, accumulative_counts=2)
     for _ in range(2):
-        assert watched.step() == [*BEFORE, 'backward']
-        assert watched.step() == STEP
+        assert timed.step() == [*BEFORE, 'backward']
+        assert timed.step() == STEP
 
 
-def test_mixed_precision() -> None:
-    watched = toy(SparseAmpOptimWrapper, dtype='bfloat16')
-    assert watched.step() == STEP
-    watched = toy(SparseAmpOptimWrapper, dtype='float16')
-    assert watched.step() == STEP
+def test_mixed_precision_has_the_same_parts() -> None:
+    timed = toy(SparseAmpOptimWrapper, dtype='bfloat16')
+    assert timed.step() == STEP
+    timed = toy(SparseAmpOptimWrapper, dtype='float16')
+    assert timed.step() == STEP
 
 
-def test_an_update_that_a_scaler_leaves_out() -> None:
-    """The optimizer is not asked for its step, so none is seen."""
+def test_skipped_update_of_a_scaler_has_no_step() -> None:
+    """The optimizer gets no step, so no part 'step' is marked."""
     model = Toy()
     optimizer, scaler = sgd(model), torch.amp.GradScaler('cpu')
 
-    def train_step(watched: Watched) -> list[str]:
-        watched.said.clear()
-        watched.watch.begin()
+    def train_step(timed: TimedModel) -> list[str]:
+        timed.marks.clear()
+        timed.timer.begin()
         scaler.scale(model(**model.data_preprocessor(batch(), True))['loss']).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        watched.watch.end()
-        return list(watched.said)
+        timed.timer.end()
+        return list(timed.marks)
 
-    watched = Watched(model, None, [optimizer])
+    timed = TimedModel(model, None, [optimizer])
     model.factor = float('inf')
-    assert train_step(watched) == [*BEFORE, 'backward']
+    assert train_step(timed) == [*BEFORE, 'backward']
     model.factor = 1.0
-    assert train_step(watched) == STEP
+    assert train_step(timed) == STEP
 
 
 class TwoOptimizers(Toy):
-    """Two networks in turn; `calls` says whether the model is called, or only what it is of."""
+    """Two networks in turn; with `calls` the model is called, otherwise only its layers."""
 
     calls = True
 
@@ -154,138 +95,138 @@ class TwoOptimizers(Toy):
         return {}
 
 
-def two_optimizers(**options: Any) -> Watched:
+def two_optimizers(**options: Any) -> TimedModel:
     model = TwoOptimizers()
     wrappers = {
         name: OptimWrapper(optimizer=sgd(getattr(model, name)), **options)
         for name in ('line', 'other')
     }
     optimizers = [wrapper.optimizer for wrapper in wrappers.values()]
-    return Watched(model, OptimWrapperDict(**wrappers), optimizers)
+    return TimedModel(model, OptimWrapperDict(**wrappers), optimizers)
 
 
-def test_several_optimizers() -> None:
-    watched = two_optimizers()
+def test_several_optimizers_in_turn() -> None:
+    timed = two_optimizers()
     turn = ['unexplained', 'forward', 'backward', 'step']
-    assert watched.step() == ['to_device', *turn[1:], *turn, 'step']
+    assert timed.step() == ['to_device', *turn[1:], *turn, 'step']
 
 
 def test_several_optimizers_that_accumulate() -> None:
-    """No step lies between the calls, so it is the backward pass that lasts until the second."""
-    watched = two_optimizers(accumulative_counts=2)
+    """Without a step between the calls, 'backward' lasts until the second call."""
+    timed = two_optimizers(accumulative_counts=2)
     turn = ['forward', 'backward']
-    assert watched.step() == ['to_device', *turn, *turn]
+    assert timed.step() == ['to_device', *turn, *turn]
 
 
 @pytest.mark.parametrize('wrapper', [OptimWrapper, SparseOptimWrapper])
 def test_several_batches_in_one_step(wrapper: type) -> None:
-    """As where an iteration is an update: nothing of it is unexplained."""
-    watched = toy(wrapper, accumulative_counts=3)
+    """As where an iteration is an update: no time is unexplained."""
+    timed = toy(wrapper, accumulative_counts=3)
     for _ in range(2):
-        watched.said.clear()
-        watched.watch.begin()
+        timed.marks.clear()
+        timed.timer.begin()
         for _ in range(3):
-            watched.model.train_step(batch(), watched.wrapper)
-        watched.watch.end()
+            timed.model.train_step(batch(), timed.wrapper)
+        timed.timer.end()
         turn = ['forward', 'backward']
-        assert watched.said == ['to_device', *turn, *turn, *turn, 'step']
+        assert timed.marks == ['to_device', *turn, *turn, *turn, 'step']
 
 
-def test_a_model_that_is_not_called_as_a_whole() -> None:
-    """Where its forward pass ends nobody can say."""
-    watched = two_optimizers()
-    watched.step()
-    watched.model.calls = False
+def test_model_that_is_not_called_has_one_part_before_the_step() -> None:
+    """The end of its forward pass is not visible."""
+    timed = two_optimizers()
+    timed.step()
+    timed.model.calls = False
     both = 'forward and backward'
-    assert watched.step() == [both, 'step', both, 'step', 'step']
+    assert timed.step() == [both, 'step', both, 'step', 'step']
 
 
 def test_one_forward_pass_and_two_steps() -> None:
     model = Toy()
     optimizers = [sgd(model), sgd(model)]
-    watched = Watched(model, None, optimizers)
-    watched.watch.begin()
+    timed = TimedModel(model, None, optimizers)
+    timed.timer.begin()
     model(**batch())['loss'].backward()
     for optimizer in optimizers:
         optimizer.step()
-    watched.watch.end()
+    timed.timer.end()
     turn = ['backward', 'step']
-    assert watched.said == ['to_device', 'forward', *turn, *turn, 'step']
+    assert timed.marks == ['to_device', 'forward', *turn, *turn, 'step']
 
 
-def test_only_between_begin_and_end() -> None:
-    watched = toy()
-    watched.step()
-    watched.said.clear()
-    assert not watched.watch.watching
-    watched.model.train_step(batch(), watched.wrapper)
-    watched.model.val_step(batch())
-    watched.watch.end()
-    assert watched.said == []
-    assert watched.step() == STEP
+def test_timer_is_inactive_outside_of_a_step() -> None:
+    timed = toy()
+    timed.step()
+    timed.marks.clear()
+    assert not timed.timer.watching
+    timed.model.train_step(batch(), timed.wrapper)
+    timed.model.val_step(batch())
+    timed.timer.end()
+    assert timed.marks == []
+    assert timed.step() == STEP
 
 
-def test_closed() -> None:
-    watched = toy()
-    optimizer = watched.wrapper.optimizer
-    assert watched_in(watched.model) == [watched.model]
+def test_close_removes_all_hooks() -> None:
+    timed = toy()
+    optimizer = timed.wrapper.optimizer
+    assert replaced_in(timed.model) == [timed.model]
     for _ in range(2):
-        watched.watch.close()
-        assert not watched_in(watched.model)
+        timed.timer.close()
+        assert not replaced_in(timed.model)
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
-    assert watched.step() == []
+    assert timed.step() == []
 
 
-def test_a_forward_of_its_own_is_left_as_it_was() -> None:
-    """As mmengine's `compile` puts one there."""
-    watched = toy()
-    watched.watch.close()
-    model = watched.model
+def test_close_restores_an_instance_forward() -> None:
+    """Such as mmengine's `compile` sets it."""
+    timed = toy()
+    timed.timer.close()
+    model = timed.model
     compiled = model.forward = functools.partial(model.forward)
-    assert watched.watch.install(model, [watched.wrapper.optimizer])
-    assert watched.step() == STEP
-    watched.watch.close()
+    assert timed.timer.install(model, [timed.wrapper.optimizer])
+    assert timed.step() == STEP
+    timed.timer.close()
     assert model.forward is compiled
 
 
-def test_a_forward_that_somebody_wraps_meanwhile_stays() -> None:
-    watched, called = toy(), []
-    ours = watched.model.forward
+def test_close_keeps_a_later_wrapper_of_forward() -> None:
+    timed, called = toy(), []
+    ours = timed.model.forward
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         called.append(1)
         return ours(*args, **kwargs)
 
-    watched.model.forward = wrapped
-    assert watched.step() == STEP
-    watched.watch.close()
-    assert watched.model.forward is wrapped
-    assert watched.step() == []
+    timed.model.forward = wrapped
+    assert timed.step() == STEP
+    timed.timer.close()
+    assert timed.model.forward is wrapped
+    assert timed.step() == []
     assert len(called) == 2
 
 
-def test_what_a_forward_says_of_itself() -> None:
-    """As tools ask that look for its arguments."""
-    watched = toy()
-    own, of_class = watched.model.forward, Toy.forward.__get__(watched.model)
-    assert inspect.signature(own) == inspect.signature(of_class)
-    assert own.__name__ == 'forward'
+def test_replaced_forward_keeps_name_and_signature() -> None:
+    """Tools inspect it for the arguments of the model."""
+    timed = toy()
+    replaced, method = timed.model.forward, Toy.forward.__get__(timed.model)
+    assert inspect.signature(replaced) == inspect.signature(method)
+    assert replaced.__name__ == 'forward'
 
 
-def test_two_watches() -> None:
-    """As where a training is begun anew, and the first one's end comes late."""
-    watched = toy()
-    second = StepTimer(Said())  # type: ignore[arg-type]
-    second.install(watched.model, [watched.wrapper.optimizer])
-    watched.watch.close()
-    assert watched_in(watched.model) == [watched.model]
+def test_two_timers_on_one_model() -> None:
+    """A training is restarted, and the first timer is closed late."""
+    timed = toy()
+    second = StepTimer(MarkLog())  # type: ignore[arg-type]
+    second.install(timed.model, [timed.wrapper.optimizer])
+    timed.timer.close()
+    assert replaced_in(timed.model) == [timed.model]
     second.close()
-    assert not watched_in(watched.model)
+    assert not replaced_in(timed.model)
 
 
 class Asks(Toy):
-    """Calls somebody in the midst of its forward pass."""
+    """Model that calls a function within its forward pass."""
 
     asks: Any = staticmethod(lambda: None)
 
@@ -294,55 +235,55 @@ class Asks(Toy):
         return super().forward(inputs)
 
 
-def test_a_step_that_ends_within_a_call() -> None:
+def test_step_may_end_within_a_call() -> None:
     model = Asks()
-    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    model.asks = watched.watch.end
-    assert watched.step() == ['to_device', 'forward and backward']
+    timed = TimedModel(model, OptimWrapper(optimizer=sgd(model)))
+    model.asks = timed.timer.end
+    assert timed.step() == ['to_device', 'forward and backward']
 
 
-def test_copies_in_threads_are_not_watched() -> None:
-    """Their parameters are others, and a forward of the first one's would take its own."""
+def test_replicas_in_threads_are_not_timed() -> None:
+    """A replaced `forward` of the original would use its parameters, not those of the copy."""
     outer = nn.DataParallel(Toy())
-    watch = StepTimer(Said())  # type: ignore[arg-type]
-    assert watch.install(outer, [sgd(outer)])
-    assert watched_in(outer) == [outer]
+    timer = StepTimer(MarkLog())  # type: ignore[arg-type]
+    assert timer.install(outer, [sgd(outer)])
+    assert replaced_in(outer) == [outer]
 
 
-def test_installed_again() -> None:
-    watched = toy()
-    assert watched.watch.install(watched.model, [watched.wrapper.optimizer])
-    assert watched_in(watched.model) == [watched.model]
-    assert watched.step() == STEP
+def test_install_twice() -> None:
+    timed = toy()
+    assert timed.timer.install(timed.model, [timed.wrapper.optimizer])
+    assert replaced_in(timed.model) == [timed.model]
+    assert timed.step() == STEP
 
 
-def test_a_model_that_has_failed() -> None:
-    """In the step where the error is caught, and in the next one."""
-    watched = toy()
-    watched.model.factor = 0
+def test_failed_forward_pass_is_marked() -> None:
+    """Also the step after the error is marked completely."""
+    timed = toy()
+    timed.model.factor = 0
     with pytest.raises(ArithmeticError):
-        watched.step()
-    assert watched.said == BEFORE
-    watched.model.factor = 1
-    assert watched.step() == STEP
+        timed.step()
+    assert timed.marks == BEFORE
+    timed.model.factor = 1
+    assert timed.step() == STEP
 
 
-def test_an_error_that_leaves_nothing_behind() -> None:
-    """No hook is called after an interrupt: the next step begins afresh all the same."""
-    watched = toy()
+def test_interrupt_does_not_affect_the_next_step() -> None:
+    """No hook is called after an interrupt, and the next step starts from the initial state."""
+    timed = toy()
 
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    handle = watched.model.line.register_forward_pre_hook(interrupt)
+    handle = timed.model.line.register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        watched.step()
+        timed.step()
     handle.remove()
-    assert watched.step() == STEP
+    assert timed.step() == STEP
 
 
 class Nested(Toy):
-    """It prepares its batch itself, and calls itself."""
+    """Model that calls its preprocessor and itself in its forward pass."""
 
     def forward(self, inputs: torch.Tensor, mode: str = 'tensor') -> Any:
         if mode == 'loss':
@@ -350,19 +291,19 @@ class Nested(Toy):
         return super().forward(inputs)
 
 
-def test_calls_within_calls() -> None:
+def test_nested_calls_are_one_part() -> None:
     model = Nested()
-    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    assert watched.step() == STEP
+    timed = TimedModel(model, OptimWrapper(optimizer=sgd(model)))
+    assert timed.step() == STEP
 
 
 @pytest.mark.parametrize('kind', [torch.optim.LBFGS, torch.optim.SGD])
-def test_an_optimizer_that_calls_the_model(kind: Any) -> None:
+def test_closure_that_calls_the_model(kind: Any) -> None:
     model = Toy()
     optimizer = kind(model.parameters(), lr=0.1)
     if kind is torch.optim.LBFGS:
         optimizer = kind(model.parameters(), max_iter=1)
-    watched = Watched(model, None, [optimizer])
+    timed = TimedModel(model, None, [optimizer])
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -371,30 +312,30 @@ def test_an_optimizer_that_calls_the_model(kind: Any) -> None:
         return loss
 
     for _ in range(2):
-        watched.said.clear()
-        watched.watch.begin()
+        timed.marks.clear()
+        timed.timer.begin()
         optimizer.step(closure)
-        watched.watch.end()
-        assert watched.said == ['forward and backward', 'step', 'forward', 'step', 'step']
-    watched.watch.close()
+        timed.timer.end()
+        assert timed.marks == ['forward and backward', 'step', 'forward', 'step', 'step']
+    timed.timer.close()
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_other_hooks_are_within_the_part_that_they_belong_to() -> None:
-    """A model's are outside its call; an optimizer's that came before are outside its step."""
-    model, said = Toy(), []  # type: ignore[var-annotated]
+def test_order_of_marks_and_other_hooks() -> None:
+    """Hooks of the model run outside of its call, earlier ones of the optimizer before its step."""
+    model, marks = Toy(), []  # type: ignore[var-annotated]
     optimizer = sgd(model)
 
     def add_hooks(when: str) -> None:
-        model.data_preprocessor.register_forward_pre_hook(lambda *_: said.append(f'{when}: data'))
-        model.register_forward_pre_hook(lambda *_: said.append(f'{when}: model'))
-        optimizer.register_step_pre_hook(lambda *_: said.append(f'{when}: fence'))
+        model.data_preprocessor.register_forward_pre_hook(lambda *_: marks.append(f'{when}: data'))
+        model.register_forward_pre_hook(lambda *_: marks.append(f'{when}: model'))
+        optimizer.register_step_pre_hook(lambda *_: marks.append(f'{when}: fence'))
 
     add_hooks('before')
-    watched = Watched(model, OptimWrapper(optimizer=optimizer))
-    said = watched.said
+    timed = TimedModel(model, OptimWrapper(optimizer=optimizer))
+    marks = timed.marks
     add_hooks('after')
-    assert watched.step() == [
+    assert timed.step() == [
         *('before: data', 'after: data', 'before: model', 'after: model', 'to_device'),
         *('forward', 'before: fence', 'backward', 'after: fence', 'step'),
     ]
@@ -405,38 +346,27 @@ def under_ddp(folder: str) -> list[list[str]]:
         'gloo', init_method=f'file://{folder}/group', rank=0, world_size=1
     )
     model = MMDistributedDataParallel(module=Toy())
-    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    steps = [watched.step(), watched.step()]
-    watched.said.clear()
+    timed = TimedModel(model, OptimWrapper(optimizer=sgd(model)))
+    steps = [timed.step(), timed.step()]
+    timed.marks.clear()
     model.val_step(batch())
-    watched.watch.close()
-    steps.append(list(watched.said))
+    timed.timer.close()
+    steps.append(list(timed.marks))
     torch.distributed.destroy_process_group()
     return steps
 
 
-def test_distributed(tmp_path: Path) -> None:
+def test_distributed_model(tmp_path: Path) -> None:
     assert in_child(under_ddp, str(tmp_path), context=SPAWN) == [STEP, STEP, []]
 
 
-class Separate(nn.Module):
-    """Hands the step on, as MMSeparateDistributedDataParallel does: it is never called itself."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def train_step(self, *args: Any) -> Any:
-        return self.module.train_step(*args)  # type: ignore[operator]
-
-
-def test_a_wrapper_that_is_never_called() -> None:
+def test_wrapper_that_is_never_called() -> None:
     model = Separate(Toy())
-    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    assert watched.step() == STEP
+    timed = TimedModel(model, OptimWrapper(optimizer=sgd(model)))
+    assert timed.step() == STEP
 
 
-def test_layers() -> None:
+def test_layers_of_wrappers() -> None:
     inner = nn.Sequential(nn.Linear(1, 1))
     assert layers_of(inner) == [inner]
     outer = Separate(Separate(inner))
@@ -446,83 +376,26 @@ def test_layers() -> None:
     assert layers_of(several) == [several]
 
 
-def test_a_copy_of_the_model_brings_no_other_watch(tmp_path: Path) -> None:
-    """As EMAHook makes one, or a file: it is called in evaluations."""
-    watched = toy()
-    watched.watch.begin()
-    torch.save(watched.model, tmp_path / 'model.pt')
+def test_copy_of_the_model_is_not_timed(tmp_path: Path) -> None:
+    """As EMAHook copies it, or a file stores it: copies are called in evaluations."""
+    timed = toy()
+    timed.timer.begin()
+    torch.save(timed.model, tmp_path / 'model.pt')
     torch.load(tmp_path / 'model.pt', weights_only=False).val_step(batch())
-    copied = copy.deepcopy(watched.model)
+    copied = copy.deepcopy(timed.model)
     copied.val_step(batch())
-    assert watched.said == []
+    assert timed.marks == []
     with torch.no_grad():
         copied.line.weight.fill_(1.0)
         copied.line.bias.fill_(0.0)
-    assert copied(**batch())['loss'].item() == 9.0  # its own parameters
-    assert watched.step() == STEP
+    assert copied(**batch())['loss'].item() == 9.0  # the parameters of the copy
+    assert timed.step() == STEP
 
 
-def test_it_lives_no_longer_than_the_training() -> None:
-    """Also where nobody has closed it, as after an error."""
-    watched = toy()
-    watch = weakref.ref(watched.watch)
-    del watched
+def test_timer_is_released_with_the_model() -> None:
+    """Also without `close`, as after an error."""
+    timed = toy()
+    timer = weakref.ref(timed.timer)
+    del timed
     gc.collect()
-    assert watch() is None
-
-
-@pytest.fixture
-def graphs() -> Iterator[list]:
-    """Graphs that were compiled; the backend runs them as they are."""
-    torch._dynamo.reset()
-    yield []
-    torch._dynamo.reset()
-
-
-def compiling(graphs: list) -> Any:
-    def backend(graph: torch.fx.GraphModule, inputs: list) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    return backend
-
-
-def test_a_step_that_is_compiled_gets_no_hooks(graphs: list) -> None:
-    model = Toy()
-    optimizer = sgd(model)
-    # As mmengine's `compile` does.
-    model.train_step = torch.compile(model.train_step, backend=compiling(graphs))
-    said: Any = Said()
-    for outer in (model, Separate(model)):
-        watch = StepTimer(said)
-        assert not watch.install(outer, [optimizer])
-        assert not watched_in(model)
-        assert not optimizer._optimizer_step_pre_hooks
-        watch.begin()
-        watch.end()
-        assert said == ['train_step']  # one part, whatever it consists of
-        said.clear()
-        watch.close()
-        watch.begin()
-        watch.end()
-        assert said == []
-
-
-def test_a_forward_pass_that_is_compiled(graphs: list) -> None:
-    model = Toy()
-    model.forward = torch.compile(model.forward, backend=compiling(graphs), fullgraph=True)
-    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    for _ in range(2):
-        assert watched.step() == STEP
-    assert len(graphs) == 1
-
-
-def test_a_model_that_is_compiled_in_place(graphs: list) -> None:
-    """Its hooks are traced: nothing of ours gets into the graph, and nothing breaks it."""
-    model = Toy()
-    model.compile(backend=compiling(graphs), fullgraph=True)
-    watched = Watched(model, OptimWrapper(optimizer=sgd(model)))
-    both = ['forward and backward', 'step']
-    for _ in range(2):
-        assert watched.step() == both
-    assert len(graphs) == 1
+    assert timer() is None

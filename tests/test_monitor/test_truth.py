@@ -1,4 +1,4 @@
-"""Causes that are put into a real training, by the real clock: all are found, nothing else is."""
+"""Stalls caused on purpose in a real training are all found with their cause, and no others."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.testing.toy import SPARSE, ToyDataset, config, with_evaluation
 
 STEP = 0.04
 LATE, SLOW_HOOK, EVALUATION = 0.6, 0.5, 1.0
-PAGES = 1 << 30  # bytes, touched for the first time
+PAGES = 1 << 30  # bytes of newly allocated memory that are touched
 OBJECTS = 4_000_000
-SAVES = 60  # iterations from one to the next
+SAVES = 60  # iterations between two saves
 
 
 @DATASETS.register_module()
 class LateAtTimes(ToyDataset):
-    """Some samples, or all that one worker makes, take long."""
+    """Dataset in which some samples, or all samples of one worker, are slow."""
 
     def __init__(self, late: tuple[int, ...] = (), worker: int | None = None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class LateAtTimes(ToyDataset):
 
 @HOOKS.register_module()
 class Truth(Hook):
-    """Does what is asked for within the step of an iteration, and measures how long that took."""
+    """Hook that runs functions within the step of given iterations, and measures their time."""
 
     at: dict[int, Callable[[], None]] = {}
     took: dict[int, float] = {}
@@ -96,25 +96,25 @@ class LongEvaluation(Hook):
 
 
 def collect() -> None:
-    """There is much to go through: see `many_objects`."""
+    """Collect garbage among the objects of `many_objects`."""
     gc.collect()
 
 
 def fault() -> None:
     with mmap.mmap(-1, PAGES) as memory:
-        for place in range(0, PAGES, mmap.PAGESIZE):
-            memory[place] = 1
+        for offset in range(0, PAGES, mmap.PAGESIZE):
+            memory[offset] = 1
 
 
 class SlowDisk:
-    """Holds the process that writes checkpoints, until who saves next has waited for a second."""
+    """Stops the writer process at the second save, until the next save has waited a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waited, self.saves, self.held = 0.0, 0, 0
         wait, save = DurableWriter.wait, DurableWriter.save
         disk = self
 
-        def wait_and_tell(writer: Any) -> float:
+        def wait_and_measure(writer: Any) -> float:
             if disk.held:
                 threading.Timer(1.0, os.kill, (disk.held, signal.SIGCONT)).start()
                 disk.held = 0
@@ -126,12 +126,12 @@ class SlowDisk:
             found = save(writer, *args, **kwargs)
             process = writer._worker._process
             disk.saves += 1
-            if disk.saves == 2:  # at the first one, the process is started
+            if disk.saves == 2:  # the first save starts the process
                 os.kill(process.pid, signal.SIGSTOP)
                 disk.held = process.pid
             return found
 
-        monkeypatch.setattr(DurableWriter, 'wait', wait_and_tell)
+        monkeypatch.setattr(DurableWriter, 'wait', wait_and_measure)
         monkeypatch.setattr(DurableWriter, 'save', save_slowly)
 
 
@@ -149,7 +149,7 @@ def monitored(work: Path, workers: int, iterations: int) -> Config:
 
 @pytest.fixture
 def many_objects() -> Any:
-    """That a collection has to go through; none comes by itself."""
+    """Create objects that a collection visits, and disable automatic collections."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -160,7 +160,7 @@ def many_objects() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('many_objects')
-def test_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_cause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     disk = SlowDisk(monkeypatch)
     monkeypatch.setattr(Truth, 'took', {})
@@ -186,15 +186,15 @@ def test_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(90, 'hook', 'SlowOnce', SLOW_HOOK)
     check(110, 'memory', 'page faults', Truth.took[110])
     check(130, 'evaluation', 'evaluation', LongEvaluation.took[130])
-    assert found.pop(240)['category'] == 'evaluation'  # and a save, and the end of the writer
+    assert found.pop(240)['category'] == 'evaluation'  # with a save and the end of the writer
     check(3 * SAVES, 'checkpoint', 'checkpoint: wait for the writer', disk.waited)
-    # What is left is the sample that takes long, with its number.
+    # All other stalls are caused by the slow sample.
     assert found
     for stall in found.values():
         assert stall['category'] == 'data'
         assert stall['evidence']['slowest_sample'] == 7
         assert stall['evidence']['sample_seconds'] == pytest.approx(LATE, rel=0.1)
-        if stall['iter'] % SAVES:  # a save takes its time as well
+        if stall['iter'] % SAVES:  # an iteration with a save lost time to it as well
             assert stall['lost'] == pytest.approx(stall['evidence']['waited'], rel=0.1)
     assert sum(one['seconds'] for one in summary['phases'].values()) >= 0.99 * summary['seconds']
     assert summary['seconds'] >= 0.99 * wall
@@ -203,7 +203,9 @@ def test_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('workers', [4, 8])
-def test_the_comb(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_worker_is_found_as_a_period(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(Truth, 'at', {})
     slow = 2

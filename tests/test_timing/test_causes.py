@@ -1,4 +1,4 @@
-"""The right cause is blamed, and the sentence says what is needed."""
+"""Diagnoses name the right cause, with its figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def origin(worker: int = 2) -> Any:
 
 
 @pytest.mark.parametrize(
-    ('case', 'category', 'cause', 'said'),
+    ('case', 'category', 'cause', 'text'),
     [
         (slow('data'), 'data', 'waiting for data', 'waiting for data'),
         (
@@ -74,7 +74,7 @@ def origin(worker: int = 2) -> Any:
             '(9000 pages, 800 ms in the kernel)',
         ),
         (slow('forward', facts=dict(minor_faults=9000.0)), 'unexplained', 'forward', 'forward'),
-        (slow('forward', machine=dict(swap_in=9e6)), 'memory', 'swapping', '9 MB read back'),
+        (slow('forward', machine=dict(swap_in=9e6)), 'memory', 'swapping', '8.58 MiB read back'),
         (
             slow('forward', machine=dict(throttled=0.7)),
             'host',
@@ -150,12 +150,12 @@ def origin(worker: int = 2) -> Any:
         ),
     ],
 )
-def test_causes(case: SlowIteration, category: str, cause: str, said: str) -> None:
+def test_cause_and_text(case: SlowIteration, category: str, cause: str, text: str) -> None:
     found = diagnose(case, CATEGORIES)
     (part,) = found.parts
     assert (part.category, part.cause) == (category, cause)
     assert part.seconds == pytest.approx(case.lost)
-    assert said in found.why
+    assert text in found.why
 
 
 @pytest.mark.parametrize(
@@ -167,21 +167,25 @@ def test_causes(case: SlowIteration, category: str, cause: str, said: str) -> No
             {'evaluation': 0.8, 'Saver': 0.7},
         ),
         ({'hook:Slow': 0.3, 'forward': 0.2, 'data': 0.01}, {}, {'Slow': 0.306, 'forward': 0.204}),
-        ({'hook:Slow': 0.9, 'forward': 0.1}, {}, {'Slow': 1.0}),  # not worth a name
+        (
+            {'hook:Slow': 0.9, 'forward': 0.1},
+            {},
+            {'Slow': 1.0},
+        ),  # below the share of a separate cause
         (
             {'data': 0.6, 'backward': 0.4},
             dict(gc_seconds=0.39),
             {'waiting for data': 0.6, 'garbage collection': 0.4},
         ),
         (
-            {'backward': 0.7, 'hook:Slow': 0.5},  # the collection was within one of them
+            {'backward': 0.7, 'hook:Slow': 0.5},  # the collection was within one of the phases
             dict(gc_seconds=0.69),
             {'garbage collection': 0.7, 'Slow': 0.5},
         ),
         ({'forward': 0.5, 'backward': 0.4}, dict(gc_seconds=0.9), {'garbage collection': 0.9}),
     ],
 )
-def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes: dict) -> None:
+def test_several_causes_share_the_lost_seconds(more: dict, facts: dict, causes: dict) -> None:
     spent = {one: USUAL.get(one, 0.0) + more.get(one, 0.0) for one in {**USUAL, **more}}
     case = SlowIteration(9, sum(spent.values()), sum(USUAL.values()), spent, dict(USUAL), facts)
     found = diagnose(case, CATEGORIES)
@@ -191,10 +195,10 @@ def test_each_of_several_causes_has_its_seconds(more: dict, facts: dict, causes:
     assert sum(part.seconds for part in found.parts) == pytest.approx(case.lost)
 
 
-def test_what_took_less_than_usual_is_no_part() -> None:
-    """The batch was there already, since the step before was slow."""
-    usually = dict(data=0.6, forward=0.1, backward=0.1)
-    case = SlowIteration(9, 1.2, 0.8, dict(data=0.0, forward=0.6, backward=0.6), usually)
+def test_faster_phase_is_no_part() -> None:
+    """The batch was ready early, because the previous step was slow."""
+    usual_spent = dict(data=0.6, forward=0.1, backward=0.1)
+    case = SlowIteration(9, 1.2, 0.8, dict(data=0.0, forward=0.6, backward=0.6), usual_spent)
     found = diagnose(case, {})
     assert {part.cause: part.seconds for part in found.parts} == pytest.approx(
         dict(forward=0.2, backward=0.2)
@@ -202,12 +206,12 @@ def test_what_took_less_than_usual_is_no_part() -> None:
 
 
 @pytest.mark.parametrize(('forward', 'explained'), [(0.11, True), (0.09, False)])
-def test_what_no_phase_has_taken_is_not_explained(forward: float, explained: bool) -> None:
+def test_time_that_no_phase_lost_is_not_explained(forward: float, explained: bool) -> None:
     case = SlowIteration(9, 0.3, 0.1, dict(USUAL, forward=0.06 + forward, data=0.0), dict(USUAL))
     assert case.is_explained() == explained
 
 
-def test_evidence_is_what_was_more_than_usual() -> None:
+def test_evidence_is_the_excess_over_usual() -> None:
     case = slow(
         'forward',
         facts=dict(major_faults=500.0, minor_faults=70.0, gc_seconds=0.5, user_seconds=0.0),
@@ -221,7 +225,7 @@ def test_evidence_is_what_was_more_than_usual() -> None:
     assert diagnose(less_than_one, {}).evidence == {}
 
 
-def test_a_batch_of_many_samples_is_named_in_short() -> None:
+def test_large_batch_is_abbreviated() -> None:
     delivery = SimpleNamespace(samples=[*range(100)], waited=1.0, origin=None)
     found = diagnose(slow('data', note=dict(delivery=delivery)), {})
     assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.why
@@ -229,7 +233,7 @@ def test_a_batch_of_many_samples_is_named_in_short() -> None:
 
 
 def test_each_part_of_a_step_is_known() -> None:
-    """`StepTimer` names them; a part that is not known would be taken for a hook."""
+    """`StepTimer` defines the parts; an unknown one would be treated as a hook."""
     named = {key: value for key, value in vars(step_timer).items() if key.isupper()}
     names = {value for value in named.values() if isinstance(value, str)} - {step_timer.END}
     assert names - {step_timer.OUTSIDE} <= set(STEP)

@@ -1,4 +1,4 @@
-"""Combs are found and named; what is random, or comes in bursts, is no period."""
+"""Periodic stalls are found and named; random ones and bursts are no period."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ def found(iterations: object, known: dict | None = None) -> tuple[int, str | Non
 
 @pytest.mark.parametrize('length', [4, 8])
 @pytest.mark.parametrize('count', [6, 100])
-def test_one_slow_worker(length: int, count: int) -> None:
+def test_one_slow_worker_is_found(length: int, count: int) -> None:
     stalls = every(length, first=3, count=count)
     period = find_period(stalls, dict(KNOWN, num_workers=length))
     assert period == Period(length, 'num_workers', 3, count, count, 1.0)
 
 
 @pytest.mark.parametrize('name', KNOWN)
-def test_four_stalls_are_enough_for_what_is_known(name: str) -> None:
+def test_four_stalls_suffice_for_a_known_interval(name: str) -> None:
     assert found(every(KNOWN[name], first=17, count=4)) == (KNOWN[name], name)
     assert found(every(KNOWN[name], first=17, count=3)) is None
 
 
-def test_twice_as_long_is_another_period() -> None:
+def test_multiple_of_an_interval_is_another_period() -> None:
     assert found(every(8), dict(num_workers=4)) == (8, None)
     assert found(every(4), dict(num_workers=8)) == (4, None)
     assert found(every(100), dict(log_interval=50)) == (100, None)
     assert found(every(50), dict(log_interval=50, val_interval=100)) == (50, 'log_interval')
 
 
-def test_a_period_that_nobody_has_named() -> None:
+def test_unknown_period_lists_the_known_intervals() -> None:
     period = find_period(every(7, count=12), dict(num_workers=4, log_interval=None))
     assert period is not None
     assert period.text(dict(num_workers=4, log_interval=None)) == (
-        'every 7th iteration, which is none of num_workers 4: 12 of 12 stalls, '
-        'on 100 % of its places'
+        'every 7th iteration, which is none of num_workers 4: 12 of 12 stalls; '
+        '100 % of these iterations stall'
     )
     assert period.text({}).startswith('every 7th iteration: 12 of 12')
 
 
-def test_what_a_period_is_called() -> None:
+def test_text_names_the_interval() -> None:
     period = Period(8, 'num_workers', 3, 40, 42, 0.976)
     assert period.text(KNOWN) == (
-        'every 8th iteration = num_workers: 40 of 42 stalls, on 98 % of its places'
+        'every 8th iteration = num_workers: 40 of 42 stalls; 98 % of these iterations stall'
     )
     twice = Period(100, None, 0, 9, 9, 1.0)
     assert twice.text(KNOWN).startswith('every 100th iteration = 2 x log_interval: ')
 
 
-def test_with_gaps_and_other_stalls_between() -> None:
+def test_period_is_found_despite_gaps_and_other_stalls() -> None:
     generator = np.random.default_rng(0)
     comb = every(8, first=5, count=500)
     comb = comb[generator.random(500) > 0.2]
@@ -73,72 +73,72 @@ def test_with_gaps_and_other_stalls_between() -> None:
     assert period.coverage == pytest.approx(0.8, abs=0.05)
 
 
-def test_most_of_the_places_have_to_have_a_stall() -> None:
+def test_low_coverage_is_no_period() -> None:
     places = np.array([1, 4, 9, 20, 33, 41, 60, 87])
     assert found(50 * places, dict(log_interval=50)) is None
-    # Of these, half lie on every 400th; but they can lie on every 50th only.
+    # Without the known interval, half of them match every 400th iteration.
     assert found(50 * places, {}) == (400, None)
 
 
-def test_much_of_the_stalls_has_to_lie_on_it() -> None:
+def test_low_match_is_no_period() -> None:
     others = np.random.default_rng(0).choice(np.arange(0, 1600, 2) + 1, 300, replace=False)
     stalls = np.concatenate([every(16, count=100), others])
     assert found(stalls, dict(num_workers=16)) is None
     assert found(stalls[:200], dict(num_workers=16)) == (16, 'num_workers')
 
 
-def test_three_on_it_are_too_few() -> None:
+def test_three_stalls_on_a_period_are_too_few() -> None:
     assert found([5000, 10000, 15000, 15011], dict(val_interval=5000)) is None
 
 
-def test_what_lies_between_counts() -> None:
+def test_shorter_period_wins_only_with_enough_coverage() -> None:
     between = every(20) + np.random.default_rng(1).integers(3, 17, 40)
     assert found(np.concatenate([every(20), between]), {}) == (20, None)
-    # Each 4th would be right as well, but a third of its places have none.
+    # A period of 4 matches all stalls, but a third of its iterations have none.
     also = every(8, first=4, count=100)[np.arange(100) % 3 == 0]
     assert found(np.concatenate([every(8, count=100), also]), {}) == (8, None)
 
 
 @pytest.mark.parametrize(('known', 'kept'), [(8, 40), (16, 43)])
-def test_what_is_known_is_preferred_where_both_explain_as_much(known: int, kept: int) -> None:
+def test_known_interval_is_preferred_at_equal_score(known: int, kept: int) -> None:
     odd = every(16, first=8, count=100)[np.random.default_rng(0).permutation(100)[:kept]]
     stalls = np.concatenate([every(16, count=100), odd])
     assert found(stalls, dict(num_workers=known)) == (known, 'num_workers')
 
 
-def test_the_first_of_two_names() -> None:
+def test_first_name_of_equal_intervals_is_used() -> None:
     assert found(every(8), dict(num_workers=8, log_interval=8)) == (8, 'num_workers')
 
 
-def test_two_slow_workers() -> None:
-    beside = np.concatenate([every(8, first=3), every(8, first=4)])
-    assert find_period(beside, KNOWN) == Period(8, 'num_workers', 3, 80, 80, 1.0)
+def test_two_slow_workers_are_found() -> None:
+    adjacent = np.concatenate([every(8, first=3), every(8, first=4)])
+    assert find_period(adjacent, KNOWN) == Period(8, 'num_workers', 3, 80, 80, 1.0)
     apart = np.concatenate([every(8, first=3), every(8, first=6)])
     assert find_period(apart, KNOWN) == Period(8, 'num_workers', 3, 40, 80, 1.0)
 
 
-def test_the_place_of_workers_may_shift_at_an_epoch() -> None:
+def test_residue_may_shift_at_an_epoch() -> None:
     stalls = np.concatenate([every(8, first=5, count=150), every(8, first=1201, count=150)])
     assert found(stalls) == (8, 'num_workers')
 
 
 @pytest.mark.parametrize('stalls', [range(100, 130), [], [5], [7, 7, 7, 7, 7], range(4)])
-def test_a_burst_is_no_period(stalls: object) -> None:
+def test_burst_is_no_period(stalls: object) -> None:
     assert found(stalls) is None
 
 
-def test_bursts_at_random_places_are_none() -> None:
+def test_random_bursts_are_no_period() -> None:
     generator = np.random.default_rng(3)
     starts = generator.choice(5000, 12)
     assert found(np.concatenate([np.arange(start, start + 6) for start in starts])) is None
 
 
-def test_a_burst_after_each_evaluation_is_one_stall() -> None:
+def test_burst_after_each_evaluation_counts_once() -> None:
     stalls = np.concatenate([every(500, first=start, count=8) for start in (1, 2, 3)])
     assert found(stalls, dict(val_interval=500)) == (500, 'val_interval')
 
 
-def test_random_stalls_are_none() -> None:
+def test_random_stalls_are_no_period() -> None:
     generator = np.random.default_rng(0)
     wrong = 0
     for _ in range(800):
@@ -150,13 +150,13 @@ def test_random_stalls_are_none() -> None:
 
 
 @pytest.mark.parametrize('density', [0.02, 0.1, 0.3])
-def test_many_random_stalls_are_none(density: float) -> None:
+def test_many_random_stalls_are_no_period(density: float) -> None:
     generator = np.random.default_rng(1)
     for _ in range(30):
         stalls = np.flatnonzero(generator.random(3000) < density)
         assert found(stalls, dict(num_workers=2, log_interval=4)) is None
 
 
-def test_intervals_that_never_come() -> None:
+def test_unknown_intervals_are_ignored() -> None:
     assert found(every(5), dict(num_workers=0, val_interval=None, accumulation=1)) == (5, None)
     assert found(every(5), {}) == (5, None)

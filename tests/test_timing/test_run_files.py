@@ -1,4 +1,4 @@
-"""What is written of a run is legible, however it ends."""
+"""Files of a run stay readable however it ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mmtempo.timing.run_files import LINES, SUMMARY, RunFiles, to_json
 from tests.testing.common import fill
 
 
-def record(folder: Path, said: list[str] | None = None, **options: object) -> RunFiles:
-    return RunFiles(str(folder), [].append if said is None else said.append, **options)  # type: ignore[arg-type]
+def record(folder: Path, messages: list[str] | None = None, **options: object) -> RunFiles:
+    return RunFiles(str(folder), [].append if messages is None else messages.append, **options)  # type: ignore[arg-type]
 
 
-def test_lines_are_appended_by_run_after_run(tmp_path: Path) -> None:
+def test_lines_of_several_runs_are_appended(tmp_path: Path) -> None:
     first = record(tmp_path)
     first.append([dict(a=1), dict(a=2)])
     first.append([])
@@ -28,13 +28,13 @@ def test_lines_are_appended_by_run_after_run(tmp_path: Path) -> None:
     assert [json.loads(line)['a'] for line in lines] == [1, 2, 3, 4]
 
 
-def test_a_line_that_was_cut_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_incomplete_line_does_not_damage_the_next(tmp_path: Path) -> None:
     (tmp_path / LINES).write_text('{"a":1}\n{"a":')
     record(tmp_path).append([dict(a=3)])
     assert (tmp_path / LINES).read_text() == '{"a":1}\n{"a":\n{"a":3}\n'
 
 
-def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_summary_is_replaced_atomically_and_not_too_often(tmp_path: Path) -> None:
     now = 0.0
     one = record(tmp_path, at_least=10.0, clock=lambda: now)
     assert not one.is_due
@@ -51,20 +51,20 @@ def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_failures_are_reported_once_and_so_is_recovery(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     folder = tmp_path / 'missing'
-    one = record(folder, said)
+    one = record(folder, messages)
     for number in range(3):
         one.append([dict(a=number), dict(b=number)])
         one.summarise(dict(a=number))
-    assert len(said) == 2
-    for name, text in zip((LINES, SUMMARY), said):
+    assert len(messages) == 2
+    for name, text in zip((LINES, SUMMARY), messages):
         assert text.startswith(f'{name}: cannot write {folder}/{name}')
         assert '(No such file or directory)' in text
     folder.mkdir()
     one.append([dict(a=3)])
     one.summarise(dict(a=3))
-    assert said[2:] == [
+    assert messages[2:] == [
         f'{LINES}: written again; lines lost: 6',
         f'{SUMMARY}: written again',
     ]
@@ -73,13 +73,13 @@ def test_failures_are_reported_once_and_so_is_recovery(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_no_part_of_a_line(small_disk: Path) -> None:
-    said: list[str] = []
-    one = record(small_disk, said)
+    messages: list[str] = []
+    one = record(small_disk, messages)
     one.append([dict(a=1)])
     one.summarise(dict(a=1))
     fill(small_disk)
     written = -1
-    while not said:  # the last page of the file has room for some lines
+    while not messages:  # the last page of the file has room for some lines
         one.append([dict(b='x' * 300), dict(c='x' * 300)])
         written += 1
     one.append([dict(a=2)])
@@ -91,7 +91,7 @@ def test_full_disk_leaves_no_part_of_a_line(small_disk: Path) -> None:
     assert [row['a'] for row in rows if 'a' in row] == [1, 2, 3]
     assert sorted(os.listdir(small_disk)) == [LINES, SUMMARY]
     assert json.loads((small_disk / SUMMARY).read_text()) == dict(a=1)
-    assert f'{LINES}: written again; lines lost: 2' in said
+    assert f'{LINES}: written again; lines lost: 2' in messages
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_full_disk_leaves_no_part_of_a_line(small_disk: Path) -> None:
         (Path('a'), '"a"'),
     ],
 )
-def test_json_that_any_reader_takes(value: object, text: str) -> None:
+def test_json_is_standard(value: object, text: str) -> None:
     assert to_json(value) == text

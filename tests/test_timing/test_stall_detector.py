@@ -1,4 +1,4 @@
-"""Stalls are found, usual noise is none, and a new level is told once."""
+"""Stalls are found, noise is no stall, and a new level is reported once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def noisy(count: int, usual: float = 0.14, sigma: float = 0.05, seed: int = 0) -
 
 
 class Outcome:
-    """Of a whole stream, by iteration."""
+    """Judgements of a whole stream, by iteration."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class Outcome:
                 self.delay = max(self.delay, stop - 1 - int(judged.iterations.min()))
         found.append(self.detector.flush())
         parts = [np.concatenate(columns) for columns in zip(*found)]
-        # Each iteration is judged, and once.
+        # Each iteration is judged exactly once.
         assert sorted(parts[0].tolist()) == list(range(len(seconds)))
         order = np.argsort(parts[0])
         self.usual, self.is_slow = parts[1][order], parts[2][order]
         self.order = parts[0].tolist()
         self.changes = self.detector.take_changes()
-        self.spells = self.detector.take_spells()
+        self.spans = self.detector.take_spans()
 
     @property
     def slow(self) -> list[int]:
         return np.flatnonzero(self.is_slow).tolist()
 
 
-def test_a_stall_is_found_with_what_is_usual() -> None:
+def test_stall_is_found_with_its_usual_time() -> None:
     seconds = noisy(400)
     seconds[300] = 0.5
     outcome = Outcome(seconds)
@@ -60,7 +60,7 @@ def test_a_stall_is_found_with_what_is_usual() -> None:
     assert not outcome.changes
 
 
-def test_what_is_not_slow_is_judged_at_once_and_what_is_soon() -> None:
+def test_stalls_are_judged_after_16_iterations_and_others_at_once() -> None:
     detector = StallDetector()
     detector.look(noisy(100), np.zeros(100, int))
     seconds = noisy(1, seed=1)
@@ -71,22 +71,22 @@ def test_what_is_not_slow_is_judged_at_once_and_what_is_soon() -> None:
     assert judged.is_slow[judged.iterations == 101].all()
 
 
-@pytest.mark.parametrize('place', range(20))
-def test_a_stall_among_the_first_is_not_lost(place: int) -> None:
-    seconds = noisy(60, seed=place)
-    seconds[place] = 3.0
+@pytest.mark.parametrize('index', range(20))
+def test_stall_among_the_first_20_is_found(index: int) -> None:
+    seconds = noisy(60, seed=index)
+    seconds[index] = 3.0
     outcome = Outcome(seconds)
-    assert outcome.slow == [place]
-    assert outcome.usual[place] == pytest.approx(0.14, rel=0.05)
+    assert outcome.slow == [index]
+    assert outcome.usual[index] == pytest.approx(0.14, rel=0.05)
 
 
-def test_of_a_few_iterations_nothing_is_known() -> None:
+def test_too_few_iterations_are_not_judged_slow() -> None:
     outcome = Outcome(np.array([5.0, *[0.1] * 8]))
     assert not outcome.slow
     assert np.isnan(outcome.usual).all()
 
 
-def test_a_short_run_is_judged_at_its_end() -> None:
+def test_short_run_is_judged_at_its_end() -> None:
     outcome = Outcome(np.array([5.0, *[0.1] * 12]))
     assert outcome.slow == [0]
     assert outcome.usual == pytest.approx(0.1)
@@ -94,7 +94,7 @@ def test_a_short_run_is_judged_at_its_end() -> None:
 
 @pytest.mark.parametrize('sigma', [0.05, 0.1, 0.15])
 @pytest.mark.parametrize('seed', [0, 1])
-def test_usual_noise_is_no_stall(sigma: float, seed: int) -> None:
+def test_noise_is_no_stall(sigma: float, seed: int) -> None:
     seconds = noisy(20_000, sigma=sigma, seed=seed)
     tail = np.random.default_rng(seed + 100).random(len(seconds)) < 0.02
     seconds[tail] *= np.exp(np.random.default_rng(seed + 200).normal(0, 1.5 * sigma, tail.sum()))
@@ -104,7 +104,7 @@ def test_usual_noise_is_no_stall(sigma: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize(('workers', 'extra'), [(3, 0.28), (4, 0.13), (8, 0.11)])
-def test_a_comb_does_not_drag_the_baseline(workers: int, extra: float) -> None:
+def test_periodic_stalls_do_not_move_the_baseline(workers: int, extra: float) -> None:
     seconds = noisy(1000)
     seconds[2::workers] += extra
     outcome = Outcome(seconds)
@@ -113,13 +113,13 @@ def test_a_comb_does_not_drag_the_baseline(workers: int, extra: float) -> None:
     assert not outcome.changes
 
 
-def test_less_than_a_millisecond_is_no_stall() -> None:
+def test_excess_below_a_millisecond_is_no_stall() -> None:
     seconds = np.full(200, 0.0005)
     seconds[100], seconds[150] = 0.0014, 0.0016
     assert Outcome(seconds).slow == [150]
 
 
-def test_a_share_of_the_usual_is_no_stall() -> None:
+def test_excess_below_the_least_share_is_no_stall() -> None:
     seconds = np.full(200, 0.1)
     seconds[100], seconds[150] = 0.124, 0.126
     assert Outcome(seconds).slow == [150]
@@ -127,7 +127,7 @@ def test_a_share_of_the_usual_is_no_stall() -> None:
 
 @pytest.mark.parametrize('factor', [0.4, 0.6, 1.7, 4.0])
 @pytest.mark.parametrize('start', [12, 24, 500])
-def test_a_new_level_is_told_once(factor: float, start: int) -> None:
+def test_new_level_is_reported_once(factor: float, start: int) -> None:
     seconds = noisy(900, seed=start)
     seconds[start:] *= factor
     seconds[start + 60] = 2.0
@@ -137,17 +137,17 @@ def test_a_new_level_is_told_once(factor: float, start: int) -> None:
     assert change.old == pytest.approx(0.14, rel=0.08)
     assert change.new == pytest.approx(0.14 * factor, rel=0.05)
     assert outcome.slow == [start + 60]
-    # Soon: twelve iterations later the baseline is the new one.
+    # Twelve iterations later the baseline is the new one.
     assert outcome.usual[start + 12 :] == pytest.approx(0.14 * factor, rel=0.08)
 
 
-def test_the_usual_is_the_median_of_129_before_the_latest_16() -> None:
+def test_usual_is_the_median_of_129_before_the_latest_16() -> None:
     seconds = noisy(400)
     usual = Outcome(seconds).usual
     assert usual[:20] == pytest.approx(np.median(seconds[:20]))
-    for place in range(20, 400):
-        known = seconds[: max(20, place - 16)][-129:]
-        assert usual[place] == pytest.approx(np.median(known)), place
+    for index in range(20, 400):
+        known = seconds[: max(20, index - 16)][-129:]
+        assert usual[index] == pytest.approx(np.median(known)), index
 
 
 def test_a_fifth_more_is_no_new_level() -> None:
@@ -158,7 +158,7 @@ def test_a_fifth_more_is_no_new_level() -> None:
     assert not outcome.slow
 
 
-def test_of_a_new_level_the_spread_is_known_badly_at_first() -> None:
+def test_young_baseline_requires_a_larger_excess() -> None:
     seconds = np.tile([0.095, 0.1, 0.105], 150)
     seconds[102:] *= 2
     seconds[[116, 300]] = 0.35
@@ -167,7 +167,7 @@ def test_of_a_new_level_the_spread_is_known_badly_at_first() -> None:
     assert outcome.slow == [300]
 
 
-def test_stalls_while_the_level_changes_stay_stalls() -> None:
+def test_stalls_around_a_level_change_are_found() -> None:
     seconds = noisy(600)
     seconds[300:] *= 2
     seconds[297], seconds[306] = 1.0, 3.0
@@ -178,7 +178,7 @@ def test_stalls_while_the_level_changes_stay_stalls() -> None:
     assert [change.iteration for change in outcome.changes] == [300]
 
 
-def test_there_and_back() -> None:
+def test_level_change_there_and_back() -> None:
     seconds = noisy(900)
     seconds[300:600] *= 2
     outcome = Outcome(seconds)
@@ -188,32 +188,32 @@ def test_there_and_back() -> None:
 
 def lost_in(outcome: Outcome, seconds: np.ndarray) -> float:
     alone = np.where(outcome.is_slow, seconds - outcome.usual, 0).sum()
-    return float(alone + sum(spell.lost for spell in outcome.spells))
+    return float(alone + sum(span.lost for span in outcome.spans))
 
 
 @pytest.mark.parametrize('length', [5, 11, 12, 15, 16, 17, 40, 300])
-def test_whatever_a_slow_spell_is_called_its_seconds_are_the_same(length: int) -> None:
+def test_lost_time_does_not_depend_on_classification(length: int) -> None:
     seconds = noisy(900)
     seconds[300 : 300 + length] += 0.3
     outcome = Outcome(seconds)
     assert lost_in(outcome, seconds) == pytest.approx(0.3 * length, rel=0.1)
-    for spell in outcome.spells:
-        assert (spell.first, spell.last, spell.is_over) == (300, 299 + length, True)
-        assert spell.iterations == length
-        assert spell.usual == pytest.approx(0.14, rel=0.05)
-    assert len(outcome.spells) + len(outcome.slow) > 0
+    for span in outcome.spans:
+        assert (span.first, span.last, span.is_over) == (300, 299 + length, True)
+        assert span.iterations == length
+        assert span.usual == pytest.approx(0.14, rel=0.05)
+    assert len(outcome.spans) + len(outcome.slow) > 0
 
 
-def test_a_slower_pace_for_good_lasts_to_the_end() -> None:
+def test_permanent_slowdown_lasts_to_the_end() -> None:
     seconds = noisy(900)
     seconds[400:] *= 3
-    (spell,) = Outcome(seconds).spells
-    assert (spell.first, spell.last, spell.iterations, spell.is_over) == (400, 899, 500, False)
-    assert spell.lost == pytest.approx(500 * 0.28, rel=0.03)
+    (span,) = Outcome(seconds).spans
+    assert (span.first, span.last, span.iterations, span.is_over) == (400, 899, 500, False)
+    assert span.lost == pytest.approx(500 * 0.28, rel=0.03)
 
 
-def test_stalls_and_steps_within_a_spell() -> None:
-    """Up, further up, which is another one, halfway down, and back; two are slow alone."""
+def test_stalls_and_level_changes_within_a_span() -> None:
+    """The level rises, rises further, falls halfway, and is back; two iterations stall."""
     seconds = noisy(1200)
     seconds[300:500] += 0.2
     seconds[500:700] += 0.4
@@ -221,7 +221,7 @@ def test_stalls_and_steps_within_a_spell() -> None:
     seconds[[450, 503]] += 3.0
     outcome = Outcome(seconds)
     assert outcome.slow == [450, 503]
-    first, second = outcome.spells
+    first, second = outcome.spans
     assert (first.first, first.iterations, first.is_over) == (300, 200, True)
     assert (second.first, second.iterations, second.is_over) == (500, 400, True)
     assert first.lost == pytest.approx(200 * 0.2, rel=0.03)
@@ -229,10 +229,10 @@ def test_stalls_and_steps_within_a_spell() -> None:
     assert lost_in(outcome, seconds) == pytest.approx(200 * 0.7 + 6, rel=0.03)
 
 
-def test_a_faster_pace_is_no_loss_and_a_slower_one_may_be_accepted() -> None:
+def test_faster_level_is_no_loss_and_slower_one_may_be_accepted() -> None:
     seconds = noisy(900)
     seconds[300:] /= 2
-    assert not Outcome(seconds).spells
+    assert not Outcome(seconds).spans
     detector = StallDetector()
     seconds = noisy(900)
     seconds[300:600] *= 2
@@ -241,30 +241,30 @@ def test_a_faster_pace_is_no_loss_and_a_slower_one_may_be_accepted() -> None:
     (change,) = detector.take_changes()
     detector.accept(change)
     detector.look(seconds[400:], np.zeros(500, np.int8))
-    (spell,) = detector.take_spells()
-    assert (spell.first, spell.iterations) == (450, 50)
-    assert spell.usual == pytest.approx(0.28, rel=0.05)
+    (span,) = detector.take_spans()
+    assert (span.first, span.iterations) == (450, 50)
+    assert span.usual == pytest.approx(0.28, rel=0.05)
 
 
 @pytest.mark.parametrize('start', [0, 500])
-def test_what_is_fast_for_a_moment_is_no_measure(start: int) -> None:
+def test_short_fast_level_is_no_reference(start: int) -> None:
     seconds = noisy(3000)
     seconds[start : start + 40] /= 2
-    assert not Outcome(seconds).spells
+    assert not Outcome(seconds).spans
 
 
-def test_back_little_by_little() -> None:
+def test_span_ends_when_the_level_falls_gradually() -> None:
     seconds = noisy(3000, sigma=0.005)
     seconds[300:700] *= 1.5
     seconds[700:1700] *= np.linspace(1.5, 1.0, 1000)
     outcome = Outcome(seconds)
-    assert all(spell.is_over and spell.last < 1700 for spell in outcome.spells)
-    assert 0.14 * 200 < sum(spell.lost for spell in outcome.spells) < 0.14 * 450
+    assert all(span.is_over and span.last < 1700 for span in outcome.spans)
+    assert 0.14 * 200 < sum(span.lost for span in outcome.spans) < 0.14 * 450
 
 
 @pytest.mark.parametrize('every', [2, 40, 100])
-def test_of_rare_kinds_nothing_is_lost_twice(every: int) -> None:
-    """Those that are told before their level is known."""
+def test_rare_kinds_are_not_counted_twice(every: int) -> None:
+    """Some are judged before their level is known."""
     kinds = (np.arange(250 * every) % every == 0).astype(np.int8)
     seconds = noisy(len(kinds), sigma=0.005)
     slow = np.flatnonzero(kinds)[100:130]
@@ -272,7 +272,7 @@ def test_of_rare_kinds_nothing_is_lost_twice(every: int) -> None:
     assert lost_in(Outcome(seconds, kinds), seconds) == pytest.approx(30 * 0.2, rel=0.05)
 
 
-def test_a_burst_is_stalls() -> None:
+def test_burst_is_a_series_of_stalls() -> None:
     seconds = noisy(600)
     seconds[300:310] *= 3
     outcome = Outcome(seconds)
@@ -280,7 +280,7 @@ def test_a_burst_is_stalls() -> None:
     assert not outcome.changes
 
 
-def test_a_storm_is_no_level() -> None:
+def test_irregular_slow_iterations_are_no_level() -> None:
     seconds = noisy(600)
     seconds[300:340] *= np.random.default_rng(0).uniform(3, 60, 40)
     outcome = Outcome(seconds)
@@ -288,7 +288,7 @@ def test_a_storm_is_no_level() -> None:
     assert not outcome.changes
 
 
-def test_kinds_are_told_apart() -> None:
+def test_kinds_are_separated() -> None:
     # Four forward passes to an update: the fourth takes twice as long, and is not slow.
     kinds = (np.arange(800) % 4 == 3).astype(np.int8)
     seconds = noisy(800) * np.where(kinds, 2, 1)
@@ -299,14 +299,14 @@ def test_kinds_are_told_apart() -> None:
     assert outcome.usual[402:404] == pytest.approx([0.14, 0.28], rel=0.04)
 
 
-def test_rare_kinds_are_not_held_back_for_long() -> None:
+def test_rare_kinds_are_judged_within_384_iterations() -> None:
     kinds = (np.arange(4000) % 40 == 39).astype(np.int8)
     seconds = noisy(4000) * np.where(kinds, 2, 1)
     seconds[[1999, 2001]] = 3.0
     outcome = Outcome(seconds, kinds, cuts=list(range(1, 4000)))
     assert outcome.slow == [1999, 2001]
     assert outcome.delay <= 384
-    # Nothing was known of the first ones when they had to be judged.
+    # The first ones had to be judged before the kind had a baseline.
     assert math.isnan(outcome.usual[39])
     assert not math.isnan(outcome.usual[799])
 
@@ -320,7 +320,7 @@ streams = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(streams, st.lists(st.integers(1, 1000), max_size=30), st.integers(0, 9))
-def test_blocks_make_no_difference(
+def test_result_does_not_depend_on_blocks(
     runs: list[tuple[int, float, int]], cuts: list[int], seed: int
 ) -> None:
     lengths, levels, kinds = zip(*runs)
@@ -332,9 +332,9 @@ def test_blocks_make_no_difference(
     assert cut.slow == whole.slow
     assert np.array_equal(cut.usual, whole.usual, equal_nan=True)
     assert cut.changes == whole.changes
-    assert cut.spells == whole.spells
-    # What single ones lose and what spells do is less than all there is.
-    lost = (seconds - whole.usual)[whole.is_slow].sum() + sum(one.lost for one in whole.spells)
+    assert cut.spans == whole.spans
+    # Stalls and spans together lose less than the total time.
+    lost = (seconds - whole.usual)[whole.is_slow].sum() + sum(one.lost for one in whole.spans)
     assert lost < seconds.sum()
 
 
@@ -352,7 +352,7 @@ def test_memory_does_not_grow() -> None:
         assert len(kind._first) == 0
 
 
-def test_nothing_to_look_at() -> None:
+def test_empty_block() -> None:
     detector = StallDetector()
     judged = detector.look(np.array([]), np.array([]))
     assert isinstance(judged, Judged)
@@ -361,8 +361,8 @@ def test_nothing_to_look_at() -> None:
     assert not len(detector.flush().iterations)
 
 
-def test_each_iteration_has_a_kind() -> None:
-    with pytest.raises(ValueError, match='2 iterations, but 1 kinds'):
+def test_lengths_must_match() -> None:
+    with pytest.raises(ValueError, match='seconds and kinds must have one length, found 2 and 1'):
         StallDetector().look(np.array([1.0, 1.0]), np.array([0]))
 
 

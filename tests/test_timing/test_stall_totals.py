@@ -1,4 +1,4 @@
-"""Sums by cause, and the worst entries."""
+"""Sums of the lost time by cause, and the longest stalls."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pytest
 from mmtempo.timing.stall_totals import MOST_CAUSES, LongestStalls, StallTotals
 
 
-def entry(number: int, lost: float, **parts: float) -> dict:
+def record(number: int, lost: float, **parts: float) -> dict:
     named = [dict(category='hook', cause=cause, seconds=parts[cause]) for cause in parts]
     return dict(iter=number, lost=lost, parts=named, evidence={})
 
 
-def test_each_cause_has_its_part() -> None:
+def test_each_cause_gets_its_seconds() -> None:
     lost = StallTotals()
-    lost.add(entry(3, 1.0, a=0.7, b=0.3))
-    lost.add(entry(5, 2.0, b=2.0))
+    lost.add(record(3, 1.0, a=0.7, b=0.3))
+    lost.add(record(5, 2.0, b=2.0))
     assert (lost.seconds, lost.count) == (3.0, 2)
     assert lost.by_cause == dict(
         a=dict(seconds=0.7, count=1, category='hook'),
@@ -23,12 +23,12 @@ def test_each_cause_has_its_part() -> None:
     )
 
 
-def test_a_part_comes_back_though_another_is_larger() -> None:
-    """A save at each second evaluation."""
+def test_smaller_part_has_its_own_period() -> None:
+    """A save at every second evaluation."""
     lost = StallTotals()
     for number in range(10, 210, 10):
         parts = dict(evaluation=1.0, save=0.5) if number % 20 == 0 else dict(evaluation=1.0)
-        lost.add(entry(number, sum(parts.values()), **parts))
+        lost.add(record(number, sum(parts.values()), **parts))
     periods = lost.periods(dict(val_interval=10, checkpoint_interval=20))
     assert {(one['cause'], one['every'], one['what']) for one in periods} == {
         ('evaluation', 10, 'val_interval'),
@@ -36,24 +36,24 @@ def test_a_part_comes_back_though_another_is_larger() -> None:
     }
 
 
-def test_many_iterations_as_one_entry_count_as_many_and_have_no_period() -> None:
+def test_spans_count_all_iterations_and_have_no_period() -> None:
     lost = StallTotals()
     for number in range(100, 2100, 100):
-        lost.add(dict(entry(number, 1.0, a=1.0), iterations=15))
+        lost.add(dict(record(number, 1.0, a=1.0), iterations=15))
     assert lost.count == lost.by_cause['a']['count'] == 300
     assert lost.periods(dict(log_interval=100)) == []
 
 
-def test_causes_are_not_without_end() -> None:
+def test_number_of_causes_is_limited() -> None:
     lost = StallTotals()
     for number in range(3 * MOST_CAUSES):
-        lost.add(entry(number, 1.0, **{f'cause {number}': 1.0}))
+        lost.add(record(number, 1.0, **{f'cause {number}': 1.0}))
     assert len(lost.by_cause) == MOST_CAUSES + 1
     assert lost.by_cause['other causes']['count'] == 2 * MOST_CAUSES
 
 
-def test_the_longest_are_kept() -> None:
+def test_longest_stalls_are_kept() -> None:
     longest = LongestStalls(3)
     for number, lost in enumerate([1.0, 5.0, 2.0, 5.0, 4.0]):
-        longest.add(entry(number, lost))
+        longest.add(record(number, lost))
     assert [one['iter'] for one in longest.all()] == [1, 3, 4]

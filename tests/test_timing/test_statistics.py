@@ -1,51 +1,20 @@
-"""From a timeline to figures: nothing is lost, and causes that come in turns are named."""
+"""Statistics account for all time, and name periodic causes."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mmtempo.timing.stall_detector import StallDetector
-from mmtempo.timing.statistics import EVEN, KEEP, IterationStats, is_even
-from mmtempo.timing.timeline import Timeline
-from tests.test_timing.test_timeline import Clock
+from mmtempo.timing.statistics import EVEN, KEEP, is_even
+from tests.testing.timelines import MeasuredRun
 
 
-class Run:
-    """Iterations of about 100 ms, on a clock that is told to go on."""
-
-    def __init__(self, before: int = 0, **options: Any) -> None:
-        self.clock = Clock()
-        self.timeline = Timeline('data', facts=1, clock=self.clock, before=before)
-        self.meter = IterationStats(self.timeline, ('gc_seconds',), **options)
-        self.noise = random.Random(0)
-        self.number = before
-        self.collected = 0.0
-        self.counts = lambda number: True  # whether an iteration has counted
-
-    def go(self, data: float = 0.0, note: Any = None, **more: float) -> None:
-        self.number += 1
-        spent = dict(data=0.01 + data, forward=0.06, backward=0.03, **more)
-        for name, seconds in spent.items():
-            self.clock.go(seconds * self.noise.lognormvariate(0, 0.02))
-            if name == 'data':
-                self.timeline.begin()
-            else:
-                self.timeline.mark(self.timeline.phase(name))
-        if self.counts(self.number):
-            self.timeline.set_facts((self.collected,))
-        if note is not None:
-            self.timeline.annotate(note)
-        self.timeline.end()
-
-
-def test_what_nobody_has_counted_is_no_evidence() -> None:
-    run = Run()
+def test_counts_that_were_not_read_are_no_evidence() -> None:
+    run = MeasuredRun()
     run.counts = lambda number: number == 20
     for number in range(1, 101):
         run.collected += 0.5
@@ -56,9 +25,9 @@ def test_what_nobody_has_counted_is_no_evidence() -> None:
     assert stall['phase'] == 'step'
 
 
-def test_what_may_be_slow_is_suspect() -> None:
-    """Of the kind that takes least; and whatever is slow in the end was."""
-    run = Run(factor=0.01, kinds_by='step')
+def test_every_stall_is_above_the_suspect_threshold() -> None:
+    """The threshold is that of the fastest kind, and each stall exceeds it."""
+    run = MeasuredRun(factor=0.01, kinds_by='step')
     assert run.meter.suspect == 0
     for _ in range(100):
         run.go()
@@ -74,16 +43,16 @@ def test_what_may_be_slow_is_suspect() -> None:
     assert min(slow) > 0.12
 
 
-def test_of_short_iterations_little_more_is_not_suspect() -> None:
-    """No stall is less than a millisecond."""
+def test_suspect_threshold_of_short_iterations() -> None:
+    """A stall exceeds the usual time by a millisecond at least."""
     detector = StallDetector()
     detector.look(np.full(30, 0.001), np.zeros(30))
     assert detector.suspect == pytest.approx(0.0018)
 
 
 @pytest.mark.parametrize('step', [1, 7, 50, 400])
-def test_nothing_is_lost_however_often_it_is_looked_at(step: int) -> None:
-    run = Run()
+def test_figures_do_not_depend_on_the_window_length(step: int) -> None:
+    run = MeasuredRun()
     seconds = iterations = lost = 0.0
     for number in range(1, 1201):
         run.go(evaluation=5.0) if number % 400 == 0 else run.go()
@@ -115,12 +84,12 @@ def test_nothing_is_lost_however_often_it_is_looked_at(step: int) -> None:
 
 
 @pytest.mark.parametrize('workers', [4, 8])
-def test_the_comb_of_a_slow_worker(workers: int) -> None:
-    run = Run()
+def test_slow_worker_is_found_as_a_period(workers: int) -> None:
+    run = MeasuredRun()
     slow = 2
     for number in range(400):
         worker = number % workers
-        samples = [4 * number + place for place in range(4)]
+        samples = [4 * number + index for index in range(4)]
         late = 0.3 if worker == slow else 0.0
         origin = SimpleNamespace(
             worker=worker, seconds=0.9, slowest=samples[1], slowest_seconds=0.8
@@ -143,8 +112,8 @@ def test_the_comb_of_a_slow_worker(workers: int) -> None:
     assert summary['lost']['seconds'] == pytest.approx(0.3 * expected, rel=0.1)
 
 
-def test_calm_trainings_have_no_entries() -> None:
-    run = Run()
+def test_even_training_has_no_stalls() -> None:
+    run = MeasuredRun()
     for number in range(3000):
         run.go()
         if number % 50 == 0:
@@ -156,16 +125,16 @@ def test_calm_trainings_have_no_entries() -> None:
     assert summary['periods'] == summary['stalls'] == summary['changes'] == []
 
 
-def test_where_no_step_is_told_apart_all_are_alike() -> None:
-    run = Run(kinds_by='step')
+def test_all_iterations_are_of_one_kind_without_a_step_phase() -> None:
+    run = MeasuredRun(kinds_by='step')
     for number in range(200):
         run.go(clip=0.2 if number == 150 else 0.0)
     _, stalls = run.meter.take(is_last=True)
     assert [stall['iter'] for stall in stalls] == [151]
 
 
-def test_accumulation_is_compared_with_its_like() -> None:
-    run = Run(kinds_by='step')
+def test_accumulating_iterations_are_compared_with_each_other() -> None:
+    run = MeasuredRun(kinds_by='step')
     for number in range(400):
         run.go(step=0.2 if number % 4 == 3 else 0.0)
     _, stalls = run.meter.take(is_last=True)
@@ -177,7 +146,7 @@ def test_accumulation_is_compared_with_its_like() -> None:
     assert stalls[0]['phase'] == 'clip'
 
 
-# In each iteration; now and then, and in the slow one; and long before it, and behind.
+# Facts are read in each iteration; in some and in the slow one; in some but not in the slow one.
 COUNTS: list[Callable[[int], bool]] = [
     lambda number: True,
     lambda number: number % 8 == 0 or number == 60,
@@ -186,8 +155,8 @@ COUNTS: list[Callable[[int], bool]] = [
 
 
 @pytest.mark.parametrize('counts', COUNTS)
-def test_what_was_counted_is_evidence_of_its_own_iteration(counts: Callable) -> None:
-    run = Run()
+def test_counts_are_evidence_of_their_own_iteration(counts: Callable) -> None:
+    run = MeasuredRun()
     run.counts = counts
     for number in range(1, 101):
         run.collected += 0.01
@@ -204,14 +173,14 @@ def test_what_was_counted_is_evidence_of_its_own_iteration(counts: Callable) -> 
     assert stall['evidence'] == dict(gc_seconds=pytest.approx(0.5))
 
 
-def test_the_machine_is_asked_for_the_time_of_the_iteration() -> None:
+def test_machine_evidence_covers_the_time_of_the_iteration() -> None:
     asked: list[tuple[float, float]] = []
 
     def between(start: float, end: float) -> dict:
         asked.append((start, end))
         return dict(throttled=0.9)
 
-    run = Run(machine=between)
+    run = MeasuredRun(machine=between)
     for number in range(100):
         start = run.clock.now * 1e-9
         run.go(forward_again=1.0 if number == 50 else 0.0)
@@ -221,8 +190,8 @@ def test_the_machine_is_asked_for_the_time_of_the_iteration() -> None:
     assert asked == [pytest.approx(wanted)]
 
 
-def test_only_so_many_are_kept_and_the_longest() -> None:
-    run = Run(keep=5)
+def test_longest_stalls_are_kept() -> None:
+    run = MeasuredRun(keep=5)
     for number in range(1, 2001):
         run.go(data=1.1 ** (number / 50) if number % 50 == 0 else 0.0)
         if number % 50 == 0:
@@ -233,8 +202,8 @@ def test_only_so_many_are_kept_and_the_longest() -> None:
     assert summary['lost']['count'] > 30
 
 
-def test_the_ring_has_the_last_iterations() -> None:
-    run = Run()
+def test_ring_has_the_last_iterations() -> None:
+    run = MeasuredRun()
     for _ in range(1500):
         run.go()
         run.meter.take()
@@ -247,8 +216,8 @@ def test_the_ring_has_the_last_iterations() -> None:
 
 
 @pytest.mark.parametrize('first', [0, 50_000])
-def test_a_change_of_pace_has_the_number_of_its_iteration(first: int) -> None:
-    run = Run(first)
+def test_change_has_the_number_of_its_iteration(first: int) -> None:
+    run = MeasuredRun(first)
     for number in range(1, 601):
         run.go(later=0.1 if number > 300 else 0.0)
         if number % 50 == 0:
@@ -259,8 +228,8 @@ def test_a_change_of_pace_has_the_number_of_its_iteration(first: int) -> None:
     assert (change['old'], change['new']) == (pytest.approx(0.1, 0.02), pytest.approx(0.2, 0.02))
 
 
-def test_as_many_stalls_as_a_summary_holds() -> None:
-    run = Run()
+def test_summary_keeps_at_most_keep_stalls() -> None:
+    run = MeasuredRun()
     for number in range(1, 1501):
         run.go(data=1.0 if number % 15 == 0 else 0.0)
         if number % 50 == 0:
@@ -274,9 +243,9 @@ def test_even_is_below_the_target() -> None:
     assert [is_even(cv) for cv in (0.0, EVEN - 1e-6, EVEN, 0.5)] == [True, True, False, False]
 
 
-def test_a_window_is_as_even_as_its_training() -> None:
-    """Whether there was an evaluation among its iterations or not; the speed has it."""
-    run = Run()
+def test_evaluation_does_not_make_a_window_uneven() -> None:
+    """Evaluations are excluded from percentiles and cv, and included in the speed."""
+    run = MeasuredRun()
     for number in range(50):
         run.go(evaluation=5.0 * (number == 20))
     window, _ = run.meter.take()

@@ -1,4 +1,4 @@
-"""Every moment belongs to one phase of one iteration."""
+"""Each moment belongs to one phase of one iteration."""
 
 from __future__ import annotations
 
@@ -11,21 +11,7 @@ from mmtempo.timing import timeline as module
 from mmtempo.timing.timeline import MOST_PHASES, Timeline
 from mmtempo.utils import phases
 from mmtempo.utils.phases import activate, charged_to, deactivate
-
-SECOND = 1_000_000_000
-
-
-class Clock:
-    """Goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 7 * SECOND
-
-    def __call__(self) -> int:
-        return self.now
-
-    def go(self, seconds: float) -> None:
-        self.now += round(seconds * SECOND)
+from tests.testing.timelines import SECOND, Clock
 
 
 @pytest.fixture
@@ -38,7 +24,7 @@ def of(clock: Clock, **options: int) -> Timeline:
 
 
 def run(timeline: Timeline, clock: Clock, **phases: float) -> None:
-    """An iteration with these phases, in their order; the first one is 'data'."""
+    """Run an iteration with these phases in order; the first is 'data'."""
     for name, seconds in phases.items():
         clock.go(seconds)
         if name == 'data':
@@ -51,7 +37,7 @@ def test_phases_sum_to_the_time_of_their_iteration(clock: Clock) -> None:
     timeline = of(clock)
     run(timeline, clock, data=0.5, forward=0.2, backward=0.3)
     run(timeline, clock, data=0.1, forward=0.25, step=0.05)
-    clock.go(1)  # waits for a third
+    clock.go(1)  # waits for the batch of a third iteration
     assert timeline.last(10).numbers.tolist() == [1]
     timeline.end()
     block = timeline.last(10)
@@ -62,7 +48,7 @@ def test_phases_sum_to_the_time_of_their_iteration(clock: Clock) -> None:
     np.testing.assert_allclose(block.seconds, [1.0, 0.4])
 
 
-def test_what_is_known_to_belong_elsewhere_is_carved_out(clock: Clock) -> None:
+def test_carved_time_belongs_to_its_own_phase(clock: Clock) -> None:
     timeline = of(clock)
     timeline.begin()
     activate(timeline)
@@ -78,7 +64,7 @@ def test_what_is_known_to_belong_elsewhere_is_carved_out(clock: Clock) -> None:
     assert spent == dict(data=0, writer=0.5, fence=0.25, step=1.0)
 
 
-def test_where_nobody_looks_nothing_is_charged(clock: Clock) -> None:
+def test_nothing_is_charged_without_an_active_timeline(clock: Clock) -> None:
     timeline, other = of(clock), of(clock)
     activate(timeline)
     deactivate(other)
@@ -90,7 +76,7 @@ def test_where_nobody_looks_nothing_is_charged(clock: Clock) -> None:
     assert timeline.names == ['data']
 
 
-def test_memory_is_fixed_and_the_last_ones_are_kept(clock: Clock) -> None:
+def test_memory_is_constant_and_the_last_iterations_are_kept(clock: Clock) -> None:
     timeline = of(clock, capacity=8, facts=2, before=1000)
     for number in range(1001, 1101):
         clock.go(number / 1000)
@@ -109,8 +95,8 @@ def test_memory_is_fixed_and_the_last_ones_are_kept(clock: Clock) -> None:
     assert len(timeline.last(3)) == 3
 
 
-def test_how_often_it_is_asked_does_not_matter(clock: Clock) -> None:
-    """Whether iterations are summed up one by one, some together, or when memory is full."""
+def test_result_does_not_depend_on_how_often_it_is_read(clock: Clock) -> None:
+    """Iterations are summed one by one, in groups, or when the ring buffer is full."""
     one_by_one, rarely, never = three = [of(clock, capacity=16, facts=1) for _ in range(3)]
     order, names = random.Random(0), ['forward', 'hook']
     for number in range(1, 101):
@@ -128,7 +114,7 @@ def test_how_often_it_is_asked_does_not_matter(clock: Clock) -> None:
                 timeline.mark(timeline.phase(name))
         if order.random() < 0.3:
             for timeline in three:
-                timeline.carve('fence', SECOND)  # out of what is the next one's
+                timeline.carve('fence', SECOND)  # out of the time of the next iteration
         one_by_one.last(1)
         if number % 7 == 0:
             rarely.last(1)
@@ -144,7 +130,7 @@ def test_how_often_it_is_asked_does_not_matter(clock: Clock) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_memory_is_fixed_where_nobody_asks(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_constant_without_reads(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     sums, summed = [], module._summed
 
     def count(*args: np.ndarray) -> np.ndarray:
@@ -161,7 +147,7 @@ def test_memory_is_fixed_where_nobody_asks(clock: Clock, monkeypatch: pytest.Mon
         timeline.set_facts(())
         timeline.annotate(number)
         most = max(most, len(timeline.log))
-    assert most == 2 * 12  # where the first begins, nine that have begun, and what was carved out
+    assert most == 2 * 12  # the first start, nine begun iterations, and two carved parts
     assert len(timeline._counted) == len(timeline._noted) <= 9
     assert len(sums) == 100 // 8
 
@@ -180,9 +166,9 @@ def test_an_iteration_begins_where_its_first_phase_ends(clock: Clock) -> None:
     assert timeline.last(2).spent.tolist() == pytest.approx(np.array([[2, 1, 0], [3, 0, 1]]))
 
 
-def test_of_the_first_is_all_that_came_before(clock: Clock) -> None:
+def test_first_iteration_gets_all_marks_before_it(clock: Clock) -> None:
     timeline = of(clock)
-    for seconds in (1, 2):  # also behind an end
+    for seconds in (1, 2):  # the second time after `end`
         begins = clock.now
         clock.go(seconds)
         timeline.mark(timeline.phase('evaluation'))
@@ -192,12 +178,12 @@ def test_of_the_first_is_all_that_came_before(clock: Clock) -> None:
         clock.go(3)
         timeline.begin()
         timeline.end()
-        timeline.end()  # in vain
+        timeline.end()  # no-op
         assert timeline.last(2).spent.tolist() == [[0.5, seconds], [3, 0]]
     assert timeline.ended == 4
 
 
-def test_what_is_told_of_no_iteration_is_of_none(clock: Clock) -> None:
+def test_facts_and_notes_without_open_iteration_are_dropped(clock: Clock) -> None:
     timeline = of(clock, facts=1)
     timeline.set_facts((1,))
     timeline.annotate('before')
@@ -208,7 +194,7 @@ def test_what_is_told_of_no_iteration_is_of_none(clock: Clock) -> None:
     timeline.annotate('second')
     timeline.end()
     timeline.set_facts((4,))
-    timeline.annotate('behind')
+    timeline.annotate('after')
     timeline.begin()
     timeline.end()
     block = timeline.last(2)
@@ -218,7 +204,7 @@ def test_what_is_told_of_no_iteration_is_of_none(clock: Clock) -> None:
     assert not timeline._noted
 
 
-def test_what_is_interrupted_is_done_by_the_next(
+def test_interrupted_summation_is_repeated_by_the_next_call(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeline, summed = of(clock), module._summed
@@ -240,8 +226,8 @@ def test_what_is_interrupted_is_done_by_the_next(
     assert block.spent.tolist() == [[1 + number, 2] for number in range(4)]
 
 
-def test_an_open_iteration_has_what_it_will_have_when_it_has_ended(clock: Clock) -> None:
-    """Carved or not; and what is carved out behind its last mark belongs to the next one."""
+def test_open_iteration_has_the_same_times_as_when_ended(clock: Clock) -> None:
+    """A part that is carved out after the last mark belongs to the next iteration."""
     timeline, order = of(clock), random.Random(0)
     names = ['data', 'forward', 'hook', 'fence']
     total = left = 0.0
@@ -274,7 +260,7 @@ def test_an_open_iteration_has_what_it_will_have_when_it_has_ended(clock: Clock)
     assert timeline.last(1000).spent.sum() == pytest.approx(total)
 
 
-def test_too_many_phases_share_the_last_one(clock: Clock) -> None:
+def test_phases_over_the_limit_share_the_last_one(clock: Clock) -> None:
     timeline = of(clock)
     timeline.begin()
     for number in range(200):
@@ -287,7 +273,7 @@ def test_too_many_phases_share_the_last_one(clock: Clock) -> None:
     assert timeline.phase('hook 1') == 2
 
 
-def test_what_was_before_the_start_belongs_to_nothing(clock: Clock) -> None:
+def test_time_before_start_belongs_to_no_iteration(clock: Clock) -> None:
     timeline = of(clock)
     clock.go(5)
     timeline.mark(0)

@@ -1,4 +1,4 @@
-"""Of many windows, what a single one does not tell."""
+"""Means over windows, of the device and of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def look(time: float, utilisation: float | None) -> dict[str, Any]:
     return dict(memory=dict(time=time, device=dict(utilisation=utilisation)))
 
 
-def test_nothing_measured_is_nothing_said() -> None:
+def test_no_figures_without_measurements() -> None:
     assert (
         means()
         == means({}, dict(memory=None), dict(memory=dict(device={})), dict(ranks=None))
@@ -28,16 +28,16 @@ def test_nothing_measured_is_nothing_said() -> None:
     )
 
 
-def test_a_device_is_as_busy_as_it_was_seen_to_be() -> None:
+def test_device_busy_is_the_mean_of_distinct_samples() -> None:
     windows = look(1.0, 0.5), look(2.0, 1.0), look(2.0, 1.0), look(3.0, None), {}, look(4.0, 0.6)
     assert means(*windows) == dict(device_busy=dict(mean=pytest.approx(0.7), looks=3))
 
 
-def test_a_device_that_is_idle_was_looked_at() -> None:
+def test_idle_device_counts_as_a_sample() -> None:
     assert means(look(1.0, 0.0)) == dict(device_busy=dict(mean=0.0, looks=1))
 
 
-def test_the_slowest_process_is_the_one_that_is_it_most_often() -> None:
+def test_usual_rank_is_the_most_frequent_slowest() -> None:
     windows = [
         dict(ranks=dict(data=dict(max=0.1 * n, rank=r, min=0.01 * n)))
         for n, r in ((1, 3), (2, 3), (6, 1))

@@ -1,16 +1,17 @@
-"""What a monitor is asked for, checked before anything is watched."""
+"""Options of a monitor, checked before a training starts."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mmtempo.utils.checks import is_number, is_number_from, is_whole
+
 
 @dataclass(frozen=True)
 class MonitorOptions:
-    """As `ThroughputMonitorHook` takes them."""
+    """Options of `ThroughputMonitorHook`, which documents them."""
 
     interval: int | None
     stall_factor: float
@@ -18,47 +19,44 @@ class MonitorOptions:
     stage_profile: dict | None
 
     @classmethod
-    def checked(cls, *values: Any) -> MonitorOptions:
-        options = cls(*values)
-        options._check('interval', options.interval is None or _is_whole(options.interval), '1 up')
-        number = isinstance(options.stall_factor, (int, float)) and options.stall_factor > 0
-        options._check('stall_factor', number, 'a number above 0')
-        number = isinstance(options.watch_interval, (int, float)) and options.watch_interval >= 0
-        options._check('watch_interval', number, 'seconds, or 0 for none')
-        profile = options.stage_profile
-        keys = {'modules', 'begin', 'iterations'}
-        known = profile is None or (isinstance(profile, dict) and set(profile) <= keys)
-        options._check('stage_profile', known, "a dict of 'modules', 'begin', 'iterations'")
-        _check_profile(profile or {})
-        return options
+    def checked(
+        cls,
+        interval: int | None,
+        stall_factor: float,
+        watch_interval: float,
+        stage_profile: dict | None,
+    ) -> MonitorOptions:
+        """Return the options; raise a ValueError that names the config key of an invalid one."""
+        valid = interval is None or is_whole(interval)
+        _check('interval', interval, valid, 'an integer of at least 1, or None')
+        _check('stall_factor', stall_factor, is_number(stall_factor, 0), 'a number above 0')
+        valid = is_number_from(watch_interval, 0)
+        _check('watch_interval', watch_interval, valid, 'seconds, or 0 to turn it off')
+        _check_profile(stage_profile)
+        return cls(interval, stall_factor, watch_interval, stage_profile)
 
-    def _check(self, name: str, is_right: bool, expected: str) -> None:
-        _check(name, getattr(self, name), is_right, expected)
 
-
-def _check_profile(profile: dict) -> None:
-    """Its values; what is not given has a default."""
-    kinds: dict[str, tuple[Callable[[Any], bool], str]] = dict(
-        modules=(_are_modules, "'auto' or a list of names of the model's modules"),
-        begin=(functools.partial(_is_whole, least=0), 'a whole number from 0 up'),
-        iterations=(_is_whole, 'a whole number from 1 up'),
+def _check_profile(profile: Any) -> None:
+    """Check the keys and values of `stage_profile`; absent keys have defaults."""
+    checks: dict[str, tuple[Callable[[Any], bool], str]] = dict(
+        modules=(_is_modules, "'auto' or a list of names of the model's modules"),
+        begin=(lambda value: is_whole(value, least=0), 'an integer of at least 0'),
+        iterations=(is_whole, 'an integer of at least 1'),
     )
-    for key, value in profile.items():
-        is_right, expected = kinds[key]
-        _check(f'stage_profile.{key}', value, is_right(value), expected)
+    valid = profile is None or (isinstance(profile, dict) and set(profile) <= set(checks))
+    _check('stage_profile', profile, valid, "a dict of 'modules', 'begin', 'iterations'")
+    for key, value in (profile or {}).items():
+        is_valid, expected = checks[key]
+        _check(f'stage_profile.{key}', value, is_valid(value), expected)
 
 
-def _check(name: str, value: Any, is_right: bool, expected: str) -> None:
-    if not is_right:
+def _check(name: str, value: Any, is_valid: bool, expected: str) -> None:
+    if not is_valid:
         raise ValueError(f'default_hooks.timer.{name} must be {expected}, found {value!r}')
 
 
-def _is_whole(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _are_modules(value: Any) -> bool:
-    """Whether they can be names; which of them the model has is for `find_modules` to say."""
+def _is_modules(value: Any) -> bool:
+    """Return whether a value may name modules; `find_modules` checks that the model has them."""
     if isinstance(value, str):
         return value == 'auto'
     is_list = isinstance(value, (list, tuple)) and len(value) > 0

@@ -1,4 +1,4 @@
-"""Measures the parts of a model for some iterations, and no longer."""
+"""Measure the modules of a model for a window of iterations."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ from mmtempo.utils.units import counted, duration, percent
 from .forward_profile import ForwardProfile
 
 KEY = 'default_hooks.timer.stage_profile'
-OUTSIDE = 'data_preprocessor'  # which `train_step` calls before the forward pass
-MOST = 5  # parts that a line of the log names
+OUTSIDE = 'data_preprocessor'  # `train_step` calls it before the forward pass
+MOST = 5  # modules that the log line names
 
 
 def modules_of(options: dict, model: nn.Module) -> dict[str, nn.Module]:
-    """Those that a hook's `stage_profile` names; ValueError says which is not there."""
+    """Return the modules that `stage_profile` names; raise a ValueError if one does not exist."""
     names: str | Sequence[str] = options.get('modules', 'auto')
     return find_modules(model, names, f'{KEY}.modules')
 
 
-def line_of(found: dict[str, Any]) -> str:
-    """What `ProfileWindow.take` gives, in a line of the log: the largest parts, and the rest."""
-    *parts, rest = found['stages']
-    largest = sorted(parts, key=lambda stage: -stage['share'])[:MOST]
-    words = [_words(stage) for stage in largest]
-    if len(parts) > MOST:
-        words.append(f'{len(parts) - MOST} more')
-    iterations = counted(found['iterations'], 'iteration')
-    text = f'Forward pass by stage, in {iterations} up to {found["iter"]}: '
+def line_of(profile: dict[str, Any]) -> str:
+    """Format a result of `ProfileWindow.take` as a log line: the largest modules, and the rest."""
+    *modules, rest = profile['stages']
+    largest = sorted(modules, key=lambda module: -module['share'])[:MOST]
+    words = [_words(module) for module in largest]
+    if len(modules) > MOST:
+        words.append(f'{len(modules) - MOST} more')
+    iterations = counted(profile['iterations'], 'iteration')
+    text = f'Forward pass by module ({iterations} up to iteration {profile["iter"]}): '
     text += ', '.join([*words, _words(rest)])
-    never = found['never_called']
+    never = profile['never_called']
     if never:
         more = f' and {len(never) - MOST} more' if len(never) > MOST else ''
-        text += f'; never called in it: {", ".join(never[:MOST])}{more}'
+        text += f'; never called: {", ".join(never[:MOST])}{more}'
     return text
 
 
-def _words(stage: dict[str, Any]) -> str:
-    """By the clock that its share comes from."""
-    seconds = stage['device_seconds']
-    seconds = stage['seconds'] if seconds is None else seconds
-    return f'{stage["name"]} {duration(seconds)} ({percent(stage["share"])})'
+def _words(module: dict[str, Any]) -> str:
+    """Format name, seconds and share, with the seconds of the clock that gave the share."""
+    seconds = module['device_seconds']
+    seconds = module['seconds'] if seconds is None else seconds
+    return f'{module["name"]} {duration(seconds)} ({percent(module["share"])})'
 
 
 class ProfileWindow:
-    """A `ForwardProfile` from one iteration on, for so many.
+    """A `ForwardProfile` that measures a window of iterations.
 
     Args:
-        profile: Not started yet.
-        begin: The first iteration that is measured.
-        iterations: How many are.
-        outside: Names of modules that nobody misses in the forward pass. Defaults to ().
+        profile: Profile that has not been started.
+        begin: Number of the first measured iteration.
+        iterations: Number of measured iterations.
+        outside: Names of modules that are not called within the forward pass, and are therefore
+            not reported as never called. Defaults to ().
     """
 
     clock = staticmethod(time.perf_counter_ns)
@@ -74,13 +75,14 @@ class ProfileWindow:
     def of(
         cls, options: dict | None, model: nn.Module, device: torch.device, first: int
     ) -> ProfileWindow | None:
-        """As the config asks for it; ValueError names a module that is not there.
+        """Return the window that the config asks for; None if it asks for none.
 
         Args:
-            options: Of the hook's `stage_profile`.
-            model: It may be wrapped, for distributed training.
-            device: Of the model.
-            first: The iteration that the training begins with; others are counted from there.
+            options: Value of the hook's `stage_profile`; ValueError if it names a module that does
+                not exist.
+            model: The model, which may be wrapped for distributed training.
+            device: Device of the model.
+            first: Number of iterations done before this training; `begin` counts from there.
         """
         if options is None:
             return None
@@ -91,13 +93,13 @@ class ProfileWindow:
         return cls(profile, begin, iterations, outside)
 
     def begin(self, iteration: int) -> None:
-        """Before a training step."""
+        """Start measuring if the window begins; call it before a training step."""
         if self._state == 'waiting' and iteration >= self._begin:
             self._profile.start()
             self._state = 'measuring'
 
     def end(self, iteration: int) -> None:
-        """Behind it."""
+        """Count the iteration and stop after the last one; call it after a training step."""
         if self._state != 'measuring':
             return
         self._profile.end_iteration()
@@ -106,17 +108,17 @@ class ProfileWindow:
             self.close()
 
     def close(self) -> None:
-        """No more is measured, and no hook is left."""
+        """Stop measuring and remove all hooks."""
         if self._state == 'measuring':
             self._profile.close()
             self._state = 'measured'
 
     def take(self) -> dict[str, Any] | None:
-        """Once, when some of it was measured: what each part takes, and what they leave."""
+        """Return the time of each module and the rest, once; None while there is nothing new."""
         profile = self._profile
         if self._state != 'measured':
             return None
-        stages, rest = profile.result(), profile.rest()
+        modules, rest = profile.result(), profile.rest()
         if rest is None:
             return None
         self._state = 'taken'
@@ -124,29 +126,29 @@ class ProfileWindow:
             iter=self._last,
             iterations=profile.iterations,
             asked=self._iterations,
-            stages=[dict(stage._asdict()) for stage in (*stages, rest)],
+            stages=[dict(module._asdict()) for module in (*modules, rest)],
             never_called=[name for name in profile.unseen() if name not in self._outside],
             by_children=profile.seen_by_children(),
         )
 
     def missed(self, first: int, last: int) -> str | None:
-        """At the end of a training: why nothing was measured; None where something was.
+        """Return a warning if nothing was measured until the end of a training, else None.
 
         Args:
-            first: The iteration that the training began behind.
-            last: The one that it has ended with.
+            first: Number of iterations done before this training.
+            last: Number of its last iteration.
         """
         if self._profile.iterations or last <= first:
             return None
         begin = max(self._begin, first + 1)
         if self._state == 'waiting':
-            where = f' (iteration {first})' if first else ''
+            start = f'iteration {first}, where this training started' if first else 'iteration 0'
             return (
-                f'stage_profile has measured nothing: it begins with iteration {begin}, and the '
-                f'training has ended with iteration {last}. Set {KEY}.begin below {last - first}; '
-                f'it counts from where the training begins{where}'
+                f'stage_profile: nothing was measured, because the window begins with iteration '
+                f'{begin} and the training ended with iteration {last}; set {KEY}.begin below '
+                f'{last - first} (it counts from {start})'
             )
         return (
-            f'stage_profile has measured nothing from iteration {begin} to {last}: the model was '
-            'not called as a whole, in training mode and to its end, in any of them'
+            f'stage_profile: nothing was measured from iteration {begin} to {last}, because no '
+            'iteration called the whole model in training mode and completed the call'
         )

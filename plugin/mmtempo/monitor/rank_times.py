@@ -1,4 +1,4 @@
-"""Which process waits longest, over the process group that is there."""
+"""Longest times among the processes of a process group."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ NAMES = ('data', 'step')
 
 
 class RankTimes:
-    """The longest times among all processes, and whose they are.
+    """Exchange of times between processes, which finds the longest ones and their ranks.
 
     ::
 
-        log point      send: each process gives its own    take: what has arrived by then
-        gloo           at once                             this log point's
-        accelerator    the device does it when it can      this one's, or the one's before
+        log point      send: each process sends its times   take: the last result that arrived
+        gloo           complete at once                     of this log point
+        accelerator    complete when the device gets to it  of this log point or an earlier one
 
-    A collective: all processes call `send` equally often, at the same iterations, in the thread
-    that trains. Nothing waits for the device.
+    `send` is a collective: all processes call it equally often, at the same iterations, in the
+    main thread. Neither method synchronizes with the device.
     """
 
     def __init__(self) -> None:
         self._pending: deque[HostCopy] = deque(maxlen=8)
 
     def send(self, data_seconds: float, step_seconds: float) -> None:
-        """Give this process's times; does nothing where it is the only one."""
+        """Send the times of this process to the others. No-op for a single process."""
         if get_world_size() == 1:
             return
         own = torch.tensor([data_seconds, step_seconds], dtype=torch.float32)
@@ -39,14 +39,17 @@ class RankTimes:
         self._pending.append(HostCopy(rows))
 
     def take(self) -> dict[str, dict[str, Any]] | None:
-        """The last that has arrived, `max`, whose `rank` and `min` by name; None if none has."""
+        """Return `max`, its `rank`, and `min` by name, of the last result that arrived.
+
+        None if no result has arrived since the last call.
+        """
         rows: list[list[float]] = []
         while self._pending and self._pending[0].arrived:
             rows = self._pending.popleft().values()
         if not rows:
             return None
-        found: dict[str, dict[str, Any]] = {}
+        times: dict[str, dict[str, Any]] = {}
         for name, column in zip(NAMES, zip(*rows)):
             longest = max(column)
-            found[name] = dict(max=longest, rank=column.index(longest), min=min(column))
-        return found
+            times[name] = dict(max=longest, rank=column.index(longest), min=min(column))
+        return times

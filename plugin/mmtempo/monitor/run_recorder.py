@@ -1,7 +1,6 @@
-"""What a monitored training has to tell: windows while it runs, and a summary of all of it.
+"""Records of a monitored training: windows while it runs, and a summary of the whole run.
 
-Other hooks know `core` alone. This one needs the verdict of `doctor` and the table of `report`,
-because a run has to end with both, and whoever passed them in would import them instead.
+It imports the verdict and the table of `report`, because each run ends with both.
 """
 
 from __future__ import annotations
@@ -20,25 +19,24 @@ from mmtempo.timing.window_means import WindowMeans
 from mmtempo.utils.phases import BACKWARD, BOTH, WHOLE
 from mmtempo.utils.units import duration
 
-# Slow for a reason that the config has asked for: no line of the log for each.
+# Categories that the config asks for: such stalls get no log line.
 PLANNED = ('evaluation', 'checkpoint', 'logging', 'warm-up')
-# Share of a window that must be lost before the log says so.
-WORTH_A_LINE = 0.05
+WORTH_A_LINE = 0.05  # share of a window that must be lost for a log line
 MOST_WARNINGS = 50
-MOST_CHANGES_TOLD = 10  # lines of the log for paces that go up and down; the files have all
-# Iterations that a summary has one by one while the run goes on. Measured here: 5 ms and 10 KB more
-# than the 9 ms and 23 KB without; all 1024 of them, as at the end, would take 47 ms and 82 KB.
+MOST_LOGGED_CHANGES = 10  # log lines for changes of the level; the files have all of them
+# Single iterations in the summary of a running training. Measured: they add 5 ms and 10 kB to 9 ms
+# and 23 kB; all 1024 iterations, as in the last summary, would add 47 ms and 82 kB.
 RING = 128
 
 
 class RunRecorder:
-    """Writes down what a meter has found, together with what else is known of a run.
+    """Recorder of the statistics and the other facts of a run.
 
     Args:
-        setting: Of the training.
-        meter: Of its iterations.
-        record: Where it is written; None where another process writes.
-        first: The iteration that the training begins behind.
+        setting: Settings of the training; see `setting_of`.
+        meter: Statistics of its iterations.
+        record: Files of the run; None where another process writes them.
+        first: Number of iterations done before this training.
     """
 
     def __init__(
@@ -48,9 +46,9 @@ class RunRecorder:
         self._machine = machine()
         self._started = time.time()
         self._warnings: list[str] = []
-        self._known: dict[str, Any] = {}  # the newest of device, memory, stages, and ranks
+        self._known: dict[str, Any] = {}  # latest device, memory, stages and ranks
         self._means = WindowMeans()
-        self._told_changes = 0
+        self._logged_changes = 0
         self._append(
             dict(
                 kind='run',
@@ -64,33 +62,32 @@ class RunRecorder:
         )
 
     def update(self, **facts: Any) -> None:
-        """Something that the summary has as well, or the next window; None is not known."""
+        """Store facts for the next window and the summary; None and empty values are ignored."""
         self._known.update({key: fact for key, fact in facts.items() if fact})
 
     def warn(self, text: str, iteration: int) -> None:
-        """Something that the user should see at the end, too."""
+        """Record a warning for the files and for the end of the run."""
         if len(self._warnings) < MOST_WARNINGS:
             self._warnings.append(text)
         self._append(dict(kind='warning', time=time.time(), iter=iteration, text=text))
 
     def stages(self, stages: dict[str, Any]) -> None:
-        """Shares of the forward pass."""
+        """Record the times of modules in the forward pass."""
         self._known['stages'] = stages
         self._append(dict(kind='stages', **stages))
 
     def window(self) -> dict[str, Any] | None:
-        """Take what has ended since the last one; None where nothing has."""
-        found, stalls = self._meter.take()
-        return self._write(found, stalls)
+        """Record the iterations since the last window, and return it; None without iterations."""
+        return self._write(*self._meter.take())
 
     def flush(self) -> None:
-        """Take what has ended, though nobody logs: the timeline keeps the last ones only."""
+        """Record a window without a log line; the timeline keeps only the last iterations."""
         self.window()
 
     def scalars(self, window: dict[str, Any]) -> dict[str, float]:
-        """For the visualizer."""
+        """Return the scalars of a window for the visualizer."""
         seconds = window['seconds']
-        found = {
+        scalars = {
             'it_per_s': window['it_per_s'],
             'it_per_s_steady': window['steady'],
             'samples_per_s': window.get('samples_per_s'),
@@ -99,14 +96,14 @@ class RunRecorder:
             'lost': self._meter.lost_share,
             **{name.removeprefix('hook:'): one / seconds for name, one in window['phases'].items()},
         }
-        return {f'tempo/{name}': value for name, value in found.items() if value is not None}
+        return {f'tempo/{name}': value for name, value in scalars.items() if value is not None}
 
     @staticmethod
     def data_and_step(window: dict[str, Any] | None) -> tuple[float, float]:
-        """Seconds of an iteration: waited for data, and all else that is this process's own.
+        """Return seconds per iteration that a process waits for data, and for its other own work.
 
-        Without the backward pass, in which a process waits for others: there, who is fast takes
-        longest. Without what one process does for all, as evaluations, saves and log lines.
+        Own work excludes the backward pass, in which a fast process waits for the slow ones, and
+        work of one process for all: evaluations, saves and log lines.
         """
         if window is None:
             return 0.0, 0.0
@@ -115,29 +112,30 @@ class RunRecorder:
         return phases['data'] / count, step / count
 
     def text(self, summary: dict[str, Any]) -> str:
-        """The summary for the log."""
+        """Format the summary for the log."""
         return to_text(summary)
 
     def line(self, window: dict[str, Any]) -> str | None:
-        """For the log, where a window has lost much for reasons that nobody has asked for."""
+        """Return a log line if a window lost much time to unplanned causes, else None."""
         lines = []
         for change in window['changes']:
-            is_told = change['new'] > change['old'] and change.get('category') not in PLANNED
-            if is_told and self._told_changes < MOST_CHANGES_TOLD:
-                self._told_changes += 1
+            is_unplanned = change['new'] > change['old'] and change.get('category') not in PLANNED
+            if is_unplanned and self._logged_changes < MOST_LOGGED_CHANGES:
+                self._logged_changes += 1
                 lines.append(f'Iteration {change["iter"]} {change["text"]}')
         slow = [stall for stall in window['stalls'] if stall['category'] not in PLANNED]
         lost = sum(stall['lost'] for stall in slow)
         if slow and lost >= WORTH_A_LINE * window['seconds']:
             worst = max(slow, key=lambda stall: stall['lost'])
-            others = f' ({len(slow)} slow ones lost {duration(lost)})' if len(slow) > 1 else ''
+            others = (
+                f' ({len(slow)} slow iterations lost {duration(lost)})' if len(slow) > 1 else ''
+            )
             lines.append(f'Iteration {worst["iter"]} {worst["text"]}{others}')
         return '; '.join(lines) or None
 
     def end(self, status: str, error: str | None = None) -> dict[str, Any]:
-        """The last lines and the summary, which is returned."""
-        found, stalls = self._meter.take(is_last=True)
-        self._write(found, stalls)
+        """Write the last lines and the summary, and return the summary."""
+        self._write(*self._meter.take(is_last=True))
         summary = self._summary(status, error)
         self._append(
             dict(
@@ -152,13 +150,13 @@ class RunRecorder:
             self._record.summarise(summary)
         return summary
 
-    def _write(self, found: dict[str, Any] | None, stalls: list[dict]) -> dict[str, Any] | None:
+    def _write(self, figures: dict[str, Any] | None, stalls: list[dict]) -> dict[str, Any] | None:
         window = None
         stalls = [dict(kind='stall', **stall) for stall in stalls]
         changes = self._meter.take_changes()
         self._append(*stalls, *(dict(kind='change', **one) for one in changes))
-        if found is not None:
-            window = dict(kind='window', time=time.time(), **self._with_samples(found))
+        if figures is not None:
+            window = dict(kind='window', time=time.time(), **self._with_samples(figures))
             ranks = self._known.pop('ranks', None)
             if ranks is not None:
                 window['ranks'] = ranks
@@ -203,7 +201,7 @@ class RunRecorder:
         return figures
 
     def _intervals(self) -> dict[str, int]:
-        """Where stalls may come from that come every so often."""
+        """Return the known intervals in iterations, to find periods in stalls."""
         names = 'num_workers', 'log_interval', 'val_interval', 'checkpoint_interval', 'epoch_length'
         return {name: self._setting[name] for name in names if (self._setting[name] or 0) > 1}
 
@@ -213,6 +211,6 @@ class RunRecorder:
 
 
 def _is_own(phase: str) -> bool:
-    """Whether its time is that of this process, and no matter of the others."""
+    """Return whether the time of a phase depends on this process only."""
     is_logging = phase.startswith('logging') or 'LoggerHook' in phase or 'MonitorHook' in phase
     return not (phase in ('data', BACKWARD, BOTH, WHOLE) or is_pause(phase) or is_logging)

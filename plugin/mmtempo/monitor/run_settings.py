@@ -1,4 +1,4 @@
-"""What of a training decides how fast it can be: for reports, and to find periods in stalls."""
+"""Settings of a training that determine its speed, for reports and to find periods in stalls."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from mmengine.dist import get_world_size
 from mmengine.hooks import CheckpointHook, LoggerHook
 
 from mmtempo.system.machine import processes_here
+from mmtempo.utils.runner import wrappers_of
 
 
 def setting_of(runner: Any) -> dict[str, Any]:
-    """What is not known is None."""
+    """Return the settings of a training; unknown ones are None."""
     loop, loader = runner.train_loop, runner.train_dataloader
     by_epoch = hasattr(loop, 'run_epoch')
     length = length_of(loader)
     batch = getattr(loader, 'batch_size', None)
     batch = batch or getattr(getattr(loader, 'batch_sampler', None), 'batch_size', None)
-    accumulation = accumulation_of(runner.optim_wrapper)
+    accumulation = batches_per_update(runner)
     world = get_world_size()
     unit = (length or 1) if by_epoch else 1
     evaluates = runner.val_loop is not None
@@ -49,39 +50,38 @@ def setting_of(runner: Any) -> dict[str, Any]:
 
 
 def _checkpoints(hooks: Any, by_epoch: bool, length: int | None) -> dict[str, Any]:
-    """The interval in iterations, and whether the hook counts epochs, whatever the loop does."""
+    """Return the interval in iterations, and whether the hook (not the loop) counts epochs."""
     hook = _first(one for one in hooks if isinstance(one, CheckpointHook) and one.interval > 0)
     if hook is None:
         return dict(checkpoint_interval=None, checkpoint_by_epoch=None)
     unit: int | None = 1
-    if hook.by_epoch:  # one that counts epochs of a loop without any saves at the end only
+    if hook.by_epoch:  # in a loop without epochs, such a hook saves at the end only
         unit = length if by_epoch else None
     interval = None if unit is None else hook.interval * unit
     return dict(checkpoint_interval=interval, checkpoint_by_epoch=hook.by_epoch)
 
 
 def _named_hooks(cfg: Any) -> dict[str, str | None]:
-    """Of the config's `default_hooks`, the class of each key; what mmengine adds is not there."""
-    found: dict[str, str | None] = {}
+    """Return the class name by key of `default_hooks` as the config has it."""
+    names: dict[str, str | None] = {}
     for key, hook in _mapping(cfg.get('default_hooks')).items():
         kind = hook.get('type') if isinstance(hook, Mapping) else hook
         if isinstance(kind, str):
-            found[key] = kind.rpartition('.')[2]
+            names[key] = kind.rpartition('.')[2]
         elif kind is None:
-            found[key] = None
+            names[key] = None
         else:
-            found[key] = (kind if isinstance(kind, type) else type(kind)).__name__
-    return found
+            names[key] = (kind if isinstance(kind, type) else type(kind)).__name__
+    return names
 
 
-def accumulation_of(wrapper: Any) -> int:
-    """Iterations to an update."""
-    wrappers = wrapper.values() if hasattr(wrapper, 'optim_wrappers') else [wrapper]
-    return max(getattr(one, '_accumulative_counts', 1) for one in wrappers)
+def batches_per_update(runner: Any) -> int:
+    """Return the number of batches whose gradients accumulate to an update."""
+    return max(getattr(wrapper, '_accumulative_counts', 1) for wrapper in wrappers_of(runner))
 
 
 def shape_of(batch: Any) -> tuple | None:
-    """Of the inputs of a batch; cheap enough for each iteration."""
+    """Return the shape of the inputs of a batch; cheap enough for each iteration."""
     inputs = batch.get('inputs') if isinstance(batch, dict) else None
     if isinstance(inputs, (list, tuple)):
         return (len(inputs), *getattr(inputs[0], 'shape', ())) if inputs else (0,)
@@ -90,18 +90,19 @@ def shape_of(batch: Any) -> tuple | None:
 
 
 def files_of(batch: Any) -> list[str]:
-    """What the samples of a batch were made of, where they say so."""
+    """Return the image files of the first 16 samples of a batch, where they are known."""
     samples = batch.get('data_samples') if isinstance(batch, dict) else None
-    found = (getattr(sample, 'img_path', None) for sample in samples or ())
-    return [str(path) for path in itertools.islice(filter(None, found), 16)]
+    paths = (getattr(sample, 'img_path', None) for sample in samples or ())
+    return [str(path) for path in itertools.islice(filter(None, paths), 16)]
 
 
 def _mapping(part: Any) -> Mapping[str, Any]:
-    """A part of a config, which may be built already."""
+    """Return a part of a config, or {} where it is built already."""
     return part if isinstance(part, Mapping) else {}
 
 
 def length_of(loader: Any) -> int | None:
+    """Return the number of batches of a loader; None where it has no length."""
     try:
         return len(loader)
     except TypeError:

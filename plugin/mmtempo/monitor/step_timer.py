@@ -1,4 +1,4 @@
-"""Where the parts of a training step end, as torch's own hooks tell."""
+"""Measure the parts of a training step through hooks of modules and optimizers."""
 
 from __future__ import annotations
 
@@ -15,80 +15,82 @@ from mmtempo.timing.timeline import Timeline
 from mmtempo.utils.modules import layers_of
 from mmtempo.utils.phases import BACKWARD, BOTH, FORWARD, OUTSIDE, STEP, TO_DEVICE, WHOLE
 
-# What ends where the model is called, an optimizer asked for its step, or the training step over:
+# Each state maps an event (call of the model, step of an optimizer, end of the training step) to
+# the part that ends there.
 END = 'end'
-# before the model was called;
+# The model was not called yet.
 UNCALLED = {FORWARD: TO_DEVICE, STEP: BOTH, END: BOTH}
-# where nothing can be told apart;
+# The step is compiled, and its parts cannot be separated.
 COMPILED = {END: WHOLE}
-# after it was called;
+# The model was called.
 CALLED = dict.fromkeys((FORWARD, STEP, END), BACKWARD)
-# after the only optimizer was asked for its step;
-ASKED = dict.fromkeys((FORWARD, STEP, END), STEP)
-# and after the step of one of several, with and without a call of the model.
+# The step of the only optimizer has begun.
+STEPPING = dict.fromkeys((FORWARD, STEP, END), STEP)
+# The step of one of several optimizers has ended, with and without a call of the model.
 STEPPED = {FORWARD: OUTSIDE, STEP: BACKWARD, END: STEP}
 UNCALLED_STEPPED = {**UNCALLED, END: STEP}
 
 
 class StepTimer:
-    """Marks where the parts of a training step end: all since the last mark was that part.
+    """Timer that marks the end of each part of a training step in a timeline.
 
     ::
 
         begin ... | model | ... | optimizer | ... end
             to_device  forward backward   step   step
 
-    A module gets a `forward` of its own, which tells the watch, and an optimizer torch's hooks.
-    They do nothing but between `begin` and `end`, so that an evaluation of the same model is no
-    part of a step. Torch has hooks for modules as well: they take three times as long. Copies have
-    none of it, but for replicas of `nn.parallel.replicate`, which call the original.
+    The model gets an instance attribute `forward` that marks its calls, and each optimizer gets
+    torch's step hooks. They are inactive outside of `begin` and `end`, so that an evaluation of
+    the same model is no part of a step. Torch's module hooks would take three times as long.
+    Copies of the model are not timed, except for replicas of `nn.parallel.replicate`, which call
+    the original.
 
-    - What comes before the model is called is its preprocessor, which brings the batch to the
-      device. It is not watched itself.
-    - A model that is called several times charges each call. One within another is a part of it,
-      but for another part's, as that of a model which an optimizer calls.
-    - 'backward' lasts until an optimizer is asked for its step, so clipping belongs to it, and
-      the wait of a `GradScaler` that reads whether gradients have overflowed. Where no step
-      follows, as when gradients accumulate or have overflowed, it lasts until `end`, or until
-      the model is called again, as for the next batch of an update: what brings that batch to the
-      device belongs to it then, since nobody on the host sees where a backward pass ends. Between
-      the calls of a model that is called several times for one loss, it is of little account.
-    - 'step' lasts until `end`, so `zero_grad` belongs to it, or until the model is called again.
-      Of several optimizers, or with a closure, it ends when the optimizer has done it.
-    - Where the model itself is not called, but parts of it, it is 'forward and backward' that
-      lasts until the step.
-    - Torch orders an optimizer's hooks as they came: what one from before ours takes is
-      charged to 'backward', and what a later one takes to 'step'. What hooks of the model take
-      is charged to what lies before its call, or behind it.
+    - 'to_device' is the time before the call of the model: its data preprocessor, which copies the
+      batch to the device. The preprocessor itself has no hook.
+    - 'forward' is each call of the model. A nested call is part of the outer call, unless it
+      happens in another part, as when an optimizer calls the model.
+    - 'backward' lasts until the step of an optimizer begins. It includes gradient clipping, and the
+      synchronization in which a `GradScaler` reads whether gradients overflowed. Without a step,
+      because gradients accumulate or overflowed, it lasts until `end` or the next call of the
+      model. It then includes the copy of the next batch to the device, because the end of a
+      backward pass is not visible on the host. Between several calls of the model for one loss,
+      the time is negligible.
+    - 'step' lasts until `end`, so it includes `zero_grad`, or until the next call of the model.
+      With several optimizers, or a closure, it ends with the optimizer's step.
+    - 'forward and backward' lasts until the step where parts of the model are called instead of
+      the model.
+    - Torch calls the hooks of an optimizer in the order of registration: hooks registered before
+      ours are charged to 'backward', later ones to 'step'. Hooks of the model are charged to the
+      part before or after its call.
 
     Args:
-        timeline: What is marked where a part ends.
-        then: Called with the part's name as well. Defaults to None.
+        timeline: Timeline that gets the marks.
+        then: Called with the name of each part that ends. Defaults to None.
 
     Attributes:
-        watching: Whether it is between `begin` and `end`.
+        watching: Whether a step is between `begin` and `end`.
     """
 
     def __init__(self, timeline: Timeline, then: Callable[[str], None] | None = None) -> None:
         self.watching = False
         self._phases = _Phases(timeline)
         self._log, self._clock, self._then = timeline.log, timeline.clock, then
-        self._inside: list[str] = []  # what is going on, the innermost last
+        self._inside: list[str] = []  # running parts, the innermost last
         self._state = self._at_begin = UNCALLED
         self._is_installed = self._sees_ends = False
         self._handles: list[Any] = []
-        # They know their training, which may end without a word; nothing here is to keep it.
+        # Weak references: a failed training ends without `close`, and must not be kept alive.
         self._modules: list[Callable[[], nn.Module | None]] = []
 
     def install(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
-        """Give them their hooks; whether that is possible.
+        """Add the hooks, and return whether the parts of a step can be separated.
 
-        It is not where `train_step` is compiled, as mmengine's `compile` does: hooks would be
-        traced into its graph, or break that. Then a step is one part, 'train_step'.
+        They cannot where `train_step` is compiled, as by mmengine's `compile`: hooks would be
+        traced into its graph, or break it. A step is then the single part 'train_step'.
 
         Args:
-            model: It may be wrapped, for distributed training.
-            optimizers: All that update it.
+            model: The model, which may be wrapped for distributed training.
+            optimizers: All optimizers that update it.
         """
         self.close()
         layers = layers_of(model)
@@ -97,27 +99,29 @@ class StepTimer:
             self._at_begin = COMPILED
             return False
         for layer in layers:
-            self._watch_calls(layer)
+            self._replace_forward(layer)
             if isinstance(layer, nn.DataParallel):
-                break  # it calls copies of what is within, in other threads
+                break  # it calls copies of the inner modules, in other threads
         optimizers = list(optimizers)
         is_only_one = len(optimizers) == 1
         for optimizer in optimizers:
             self._handles.append(
-                optimizer.register_step_pre_hook(self._asking if is_only_one else self._entering)
+                optimizer.register_step_pre_hook(
+                    self._on_only_step if is_only_one else self._on_step
+                )
             )
             if not is_only_one:
-                self._see_its_end(optimizer)
+                self._add_post_hook(optimizer)
         return True
 
     def begin(self, *args: Any) -> None:
-        """A step begins; does nothing before `install`, and after `close`."""
+        """Begin a training step. No-op before `install` and after `close`."""
         self.watching = self._is_installed
         self._inside.clear()
         self._state = self._at_begin
 
     def end(self, *args: Any) -> None:
-        """It has ended: what is left belongs to the part that has not."""
+        """End the training step, and charge the remaining time to the part that is open."""
         if self.watching:
             self.watching = False
             self._inside.clear()
@@ -127,27 +131,27 @@ class StepTimer:
                 self._then(ended)
 
     def close(self) -> None:
-        """Take all hooks away again."""
+        """Remove all hooks."""
         self.watching = self._is_installed = False
         for handle in self._handles:
             handle.remove()
-        for known in self._modules:
-            own = vars(known() or self)
-            ours = own.get('forward')
-            if not isinstance(ours, _Forward) or ours.watch is not self:
-                continue  # the module is gone, or somebody has put another one around ours
-            while isinstance(ours.forward, _Forward) and not ours.forward.watch._is_installed:
-                ours = ours.forward  # of one that was closed while this was around it
-            if ours.was_own:
-                own['forward'] = ours.forward
+        for reference in self._modules:
+            attributes = vars(reference() or self)
+            ours = attributes.get('forward')
+            if not isinstance(ours, _Forward) or ours.timer is not self:
+                continue  # the module is gone, or other code wraps our forward
+            while isinstance(ours.forward, _Forward) and not ours.forward.timer._is_installed:
+                ours = ours.forward  # of a timer that was closed while this one wrapped it
+            if ours.was_attribute:
+                attributes['forward'] = ours.forward
             else:
-                del own['forward']
+                del attributes['forward']
         self._handles, self._modules = [], []
 
-    def _watch_calls(self, module: nn.Module) -> None:
-        own = vars(module)
-        ours = _Forward(self, module.forward, 'forward' in own)
-        own['forward'] = functools.update_wrapper(ours, module.forward, updated=())
+    def _replace_forward(self, module: nn.Module) -> None:
+        attributes = vars(module)
+        ours = _Forward(self, module.forward, 'forward' in attributes)
+        attributes['forward'] = functools.update_wrapper(ours, module.forward, updated=())
         self._modules.append(weakref.ref(module))
 
     def _mark(self, part: str) -> None:
@@ -155,35 +159,35 @@ class StepTimer:
         if self._then is not None:
             self._then(part)
 
-    def _see_its_end(self, optimizer: Optimizer) -> None:
+    def _add_post_hook(self, optimizer: Optimizer) -> None:
         self._sees_ends = True
-        self._handles.append(optimizer.register_step_post_hook(self._leaving))
+        self._handles.append(optimizer.register_step_post_hook(self._on_step_end))
 
-    def _asking(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-        """The only optimizer is asked for its step."""
-        # First of all: then nothing else of this gets into a graph. `is_compiling` knows of exports
-        # as well, which are no steps, and costs three times as much.
+    def _on_only_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        """Handle the begin of a step of the only optimizer."""
+        # Checked first, so that nothing else gets into a graph. `is_compiling` also covers exports,
+        # which have no steps, and takes three times as long.
         if is_dynamo_compiling() or not self.watching:
             return
-        if len(args) > 1 or kwargs:  # a closure: it may call the model
+        if len(args) > 1 or kwargs:  # a closure, which may call the model
             if not self._sees_ends:
-                self._see_its_end(optimizer)
-            self._entering()
+                self._add_post_hook(optimizer)
+            self._on_step()
             return
         ended = self._inside[-1] if self._inside else self._state[STEP]
         self._log += (self._phases[ended], self._clock())
         if self._then is not None:
             self._then(ended)
-        self._state = ASKED
+        self._state = STEPPING
 
-    def _entering(self, *args: Any) -> None:
-        """One of several optimizers begins its step, or one that was given a closure."""
+    def _on_step(self, *args: Any) -> None:
+        """Handle the begin of a step of one of several optimizers, or of a step with a closure."""
         if not is_dynamo_compiling() and self.watching:
             self._mark(self._inside[-1] if self._inside else self._state[STEP])
             self._inside.append(STEP)
 
-    def _leaving(self, *args: Any) -> None:
-        """It has done it."""
+    def _on_step_end(self, *args: Any) -> None:
+        """Handle the end of such a step."""
         if not is_dynamo_compiling() and self._inside:
             self._mark(self._inside.pop())
             was_called = self._state is CALLED or self._state is STEPPED
@@ -191,7 +195,7 @@ class StepTimer:
 
 
 class _Phases(dict):
-    """By part its phase, which is there from when that first ends."""
+    """Phase numbers by part, registered in the timeline when a part first ends."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__()
@@ -203,27 +207,27 @@ class _Phases(dict):
 
 
 class _Forward:
-    """A module's `forward` that tells a watch; a copy, or what a file has of it, does not.
+    """A `forward` that marks its calls; copies and pickles of it are the plain `forward`.
 
     Args:
-        watch: What is told.
-        forward: As it was.
-        was_own: Whether the module itself had that, and not its class.
+        timer: Timer that gets the marks.
+        forward: The replaced `forward`.
+        was_attribute: Whether it was an attribute of the instance, not of the class.
     """
 
-    def __init__(self, watch: StepTimer, forward: Callable[..., Any], was_own: bool) -> None:
-        self.watch, self.forward, self.was_own = watch, forward, was_own
+    def __init__(self, timer: StepTimer, forward: Callable[..., Any], was_attribute: bool) -> None:
+        self.timer, self.forward, self.was_attribute = timer, forward, was_attribute
 
-    # Once an iteration, as what an optimizer calls: so both mark by themselves, without a call.
+    # Called in each iteration, like `_on_only_step`: both inline the mark to save a function call.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        watch, forward = self.watch, self.forward
-        if is_dynamo_compiling() or not watch.watching:
+        timer, forward = self.timer, self.forward
+        if is_dynamo_compiling() or not timer.watching:
             return forward(*args, **kwargs)
-        inside = watch._inside
-        ended = inside[-1] if inside else watch._state[FORWARD]
+        inside = timer._inside
+        ended = inside[-1] if inside else timer._state[FORWARD]
         if ended == FORWARD:
-            return forward(*args, **kwargs)  # one within another
-        log, clock, phases, then = watch._log, watch._clock, watch._phases, watch._then
+            return forward(*args, **kwargs)  # nested call
+        log, clock, phases, then = timer._log, timer._clock, timer._phases, timer._then
         inside.append(FORWARD)
         log += (phases[ended], clock())
         if then is not None:
@@ -236,11 +240,11 @@ class _Forward:
                 log += (phases[FORWARD], clock())
                 if then is not None:
                     then(FORWARD)
-                watch._state = CALLED
+                timer._state = CALLED
 
     def __reduce__(self) -> tuple:
-        return _itself, (self.forward,)
+        return _identity, (self.forward,)
 
 
-def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _identity(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward

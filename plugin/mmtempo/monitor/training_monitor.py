@@ -1,4 +1,4 @@
-"""Measures one training, from its first iteration to its end, however that comes."""
+"""Measure one training from its first iteration to its end, also where it fails."""
 
 from __future__ import annotations
 
@@ -38,36 +38,41 @@ from .run_recorder import RunRecorder
 from .run_settings import files_of, length_of, setting_of, shape_of
 from .step_timer import StepTimer
 
-# Iterations that may be slow because they are the first ones.
-WARM_UP = 5
-# Iterations after which the meter looks, if nobody logs. The timeline keeps 1024; of those the
-# meter may want to see again the last 384.
+WARM_UP = 5  # first iterations, which may be slow
+# Iterations after which a window is taken without a log point. The timeline keeps 1024 iterations,
+# and the statistics may need the last 384 of earlier windows again.
 MOST_UNSEEN = 600
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
-# Iterations between two reads of what counts, which take longer than anything else here; those
-# that may turn out to be slow read it as well.
+# Iterations between two reads of the counters, the most expensive part of an iteration. They are
+# also read in each iteration that may be slow.
 COUNTED = 8
-LATE = 0.001  # seconds of waiting from which on it is worth to find out what a batch was made of
+LATE = 0.001  # seconds of waiting from which on the origin of a batch is recorded
 
 
-# Of this process; as long as they go on.
-_going_on: weakref.WeakSet[TrainingMonitor] = weakref.WeakSet()
+# Active monitors of this process.
+_active: weakref.WeakSet[TrainingMonitor] = weakref.WeakSet()
 
 
 def end_monitored(error: BaseException) -> None:
-    """What trains in this process has ended with an error, and says so in its files."""
-    for monitor in list(_going_on):
-        with contextlib.suppress(Exception):  # that error is what counts
+    """Write to the files of all active trainings of this process that this error ended them."""
+    for monitor in list(_active):
+        with contextlib.suppress(Exception):  # it must not hide the error of the training
             monitor.abandon(error)
 
 
 class TrainingMonitor:
-    """Marks what a runner does in its training, and writes down what became of it.
+    """Monitor of one training: marks its phases in a timeline and writes the files of the run.
 
     Args:
-        runner: Of the training.
-        options: As they were asked for.
+        runner: Runner of the training.
+        options: Options of the hook.
+
+    Attributes:
+        timeline: Timeline of the training.
+        report: Recorder of the run.
+        data_seconds: Seconds that the last iteration waited for its batch, or batches.
+        look_at: Number of the iteration at which a window is taken even without a log point.
     """
 
     clock = staticmethod(time.perf_counter_ns)
@@ -76,178 +81,178 @@ class TrainingMonitor:
         device = next(runner.model.parameters(), torch.empty(0)).device
         self._counters = IterationCounters()
         self.timeline = Timeline('data', len(FACTS), clock=self.clock, before=runner.iter)
-        self._device_clock = EventTimer.of(device)
-        self._step = StepTimer(
-            self.timeline, None if self._device_clock is None else self._device_clock.mark
+        self._event_timer = EventTimer.of(device)
+        self._step_timer = StepTimer(
+            self.timeline, None if self._event_timer is None else self._event_timer.mark
         )
         self._profile = ProfileWindow.of(options.stage_profile, runner.model, device, runner.iter)
         self._batches = getattr(runner.train_loop, 'batches_per_iteration', 1)
-        # Else the watch itself is called, which spares an iteration two calls.
-        is_more = self._device_clock is not None or self._profile is not None or self._batches > 1
-        self._marks = HookTimer(
+        # Otherwise the step timer is called directly, which saves two calls per iteration.
+        is_more = self._event_timer is not None or self._profile is not None or self._batches > 1
+        self._hook_timer = HookTimer(
             self.timeline,
             opening=dict(
                 before_train_iter=self._open,
-                after_train_iter=self._end_step if is_more else self._step.end,
+                after_train_iter=self._end_step if is_more else self._step_timer.end,
             ),
             closing=dict(
-                before_train_iter=self._begin_step if is_more else self._step.begin,
+                before_train_iter=self._begin_step if is_more else self._step_timer.begin,
                 after_train_iter=self._settle,
                 after_train_epoch=self._count,
                 after_val=self._count,
             ),
         )
-        self._watch: MachineSampler | None = None
+        self._sampler: MachineSampler | None = None
         if options.watch_interval:
-            self._watch = MachineSampler(options.watch_interval, readings=MachineReadings(device))
+            self._sampler = MachineSampler(options.watch_interval, readings=MachineReadings(device))
         self._ranks, self._writes = RankTimes(), get_rank() == 0
         self._logger = runner.logger
         self._guard = WriteGuard('scalars of the monitor', runner.logger.error)
-        self._meter = IterationStats(
+        self._stats = IterationStats(
             self.timeline,
             FACTS,
-            self._marks.categories,
+            self._hook_timer.categories,
             options.stall_factor,
-            machine=None if self._watch is None else self._watch.between,
+            machine=None if self._sampler is None else self._sampler.between,
             kinds_by=STEP,
         )
         self.report = RunRecorder(
             setting_of(runner),
-            self._meter,
+            self._stats,
             RunFiles(runner.work_dir, runner.logger.error) if self._writes else None,
             runner.iter,
         )
-        # What the open iteration has waited for its batch; of several, for all behind its step.
-        self.data_seconds = 0.0
+        self.data_seconds = 0.0  # of several batches, complete only after the step
         self._warm = runner.iter + WARM_UP
         self._seen: set[tuple | None] = {None}  # shapes of inputs
-        self._says: dict[tuple | None, dict[str, Any]] = {}  # by shape what notes say of it
-        self._of_shape: dict[str, Any] = {}  # and what that of the open iteration says
-        self._suspect = 0.0  # nanoseconds from which on an iteration may turn out to be slow
-        self.look_at = runner.iter + MOST_UNSEEN  # the number of the iteration
+        self._shape_notes: dict[tuple | None, dict[str, Any]] = {}  # note fields by shape
+        self._shape_note: dict[str, Any] = {}  # note fields of the open iteration
+        self._suspect = 0.0  # nanoseconds from which on an iteration may be judged slow
+        self.look_at = runner.iter + MOST_UNSEEN
         self._device_parts: dict[str, LogHistogram] = {}
-        # It knows its runner, which nothing here may keep.
+        # A weak reference: the loop references the runner, which must not be kept alive.
         self._loop: Callable[[], Any] = weakref.ref(runner.train_loop)
         self._worker_of = worker_of(runner)
         self._end_of_run: weakref.finalize | None = None
         self._has_ended = False
 
     def begin(self, runner: Any) -> None:
-        """From now on, all time belongs to the training."""
-        if not self._step.install(runner.model, optimizers_of(runner)):
+        """Start measuring: from now on, all time belongs to the training."""
+        if not self._step_timer.install(runner.model, optimizers_of(runner)):
             runner.logger.info(
-                'ThroughputMonitorHook: train_step is compiled, so its parts are not told apart.'
+                'ThroughputMonitorHook: train_step is compiled, so a step is measured as a whole.'
             )
         self._counters.start()
-        if self._watch is not None:
-            self._watch.start()
-        # When the run has failed nobody tells: then it goes, or Python ends.
+        if self._sampler is not None:
+            self._sampler.start()
+        # No hook runs after a failure, so finalize when the runner is collected or Python exits.
         self._end_of_run = weakref.finalize(runner, self.abandon)
-        _going_on.add(self)
+        _active.add(self)
         activate(self.timeline)
-        self._marks.join(runner)
+        self._hook_timer.attach(runner)
         self.timeline.start()
 
     def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
-        """At log points, and at `look_at`, from within the hooks behind a step.
+        """Take a window; call it at log points and at `look_at`, in a hook after a step.
 
         Args:
-            runner: Of the training.
-            is_log_point: Whether to tell what was found.
-            joins: Whether a `SparseLoggerHook` writes a line now, which takes ours along.
-                Defaults to False.
+            runner: Runner of the training.
+            is_log_point: Whether to log the window.
+            joins: Whether a `SparseLoggerHook` writes a line now, and the scalars of the monitor
+                with it. Defaults to False.
         """
         if is_log_point:
-            self._tell(runner, joins)
+            self._log_window(runner, joins)
         else:
             self._gather(runner.iter + 1)
             self.report.flush()
         self.look_at = self.timeline.number + MOST_UNSEEN
-        self._suspect = self._meter.suspect / NANO
+        self._suspect = self._stats.suspect / NANO
 
     def leave(self, runner: Any, is_complete: bool) -> None:
-        """The training is over, or another one begins."""
+        """End the monitor, because the training is over or another one begins."""
         if is_complete:
             self._end('completed')
         else:
             self.abandon()
-        self._marks.leave(runner)
+        self._hook_timer.detach(runner)
 
     def abandon(self, error: BaseException | None = None) -> None:
-        """The training was not completed: it has failed, or somebody has ended it.
+        """End the monitor of a training that failed or was interrupted.
 
         Args:
-            error: What has ended it, just now. Defaults to None: what Python says has.
+            error: Error that is ending the training. Defaults to None: the error that ended the
+                program, if any.
         """
         if error is not None:
-            with contextlib.suppress(Exception):  # a device that has failed does so again
-                self._step.end()  # if it was within one, all up to now is the part that has failed
-        error = error or _error_of_a_training()
+            with contextlib.suppress(Exception):  # a failed device fails again
+                self._step_timer.end()  # charge the time to the part of the step that failed
+        error = error or _last_training_error()
         if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
             self._end('interrupted')
         else:
             self._end('crashed', f'{type(error).__name__}: {error}')
 
     def _open(self, runner: Any, arguments: dict[str, Any]) -> None:
-        """Before the first hook of an iteration: its batch is here, the one before has ended."""
+        """Begin an iteration, before its first hook; its batch has arrived."""
         self.data_seconds = self.timeline.begin()
         shape = shape_of(arguments.get('data_batch'))
-        says = self._says.get(shape)
-        self._of_shape = self._learn(shape) if says is None else says
+        note = self._shape_notes.get(shape)
+        self._shape_note = self._new_shape_note(shape) if note is None else note
 
-    def _learn(self, shape: tuple | None) -> dict[str, Any]:
-        """What to say of inputs of a shape that was not seen before, or in a first iteration."""
-        says = {} if shape is None else dict(shape=shape)
+    def _new_shape_note(self, shape: tuple | None) -> dict[str, Any]:
+        """Return the note fields for a new shape of inputs, or for one of the first iterations."""
+        note = {} if shape is None else dict(shape=shape)
         is_new = shape not in self._seen and len(self._seen) <= MOST_SHAPES
         if is_new:
             self._seen.add(shape)
         if self.timeline.number <= self._warm:
-            return dict(says, is_first=True)
+            return dict(note, is_first=True)
         if is_new:
-            return dict(says, is_new_shape=True)
+            return dict(note, is_new_shape=True)
         if shape in self._seen:
-            self._says[shape] = says
-        return says
+            self._shape_notes[shape] = note
+        return note
 
     def _begin_step(self, *args: Any) -> None:
-        self._step.begin()
-        if self._device_clock is not None:
-            self._device_clock.begin()
+        self._step_timer.begin()
+        if self._event_timer is not None:
+            self._event_timer.begin()
         if self._profile is not None and self.timeline.is_open:
             self._profile.begin(self.timeline.number)
 
     def _end_step(self, *args: Any) -> None:
-        """The training step is over, and the first hook behind it not yet called."""
-        self._step.end()
+        """End the training step, before the first hook after it is called."""
+        self._step_timer.end()
         timeline = self.timeline
         if not timeline.is_open:
             return
         if self._batches > 1:
             self.data_seconds = timeline.spent(FIRST)
-        if self._device_clock is not None:
-            self._device_clock.end(timeline.number)
+        if self._event_timer is not None:
+            self._event_timer.end(timeline.number)
         if self._profile is not None:
             self._profile.end(timeline.number)
 
     def _settle(self, runner: Any, arguments: dict[str, Any]) -> None:
-        """The last hook behind a step has been called."""
+        """Annotate the iteration if it may be slow, after the last hook of the iteration."""
         timeline = self.timeline
         may_be_slow = timeline.log[-1] - timeline.opened > self._suspect
         if may_be_slow or not timeline.number % COUNTED:
-            if not timeline.is_open:  # a loop of somebody's own, without the hooks before a step
+            if not timeline.is_open:  # a custom loop that does not call the hooks before a step
                 timeline.start()
                 return
             self._count()
             if may_be_slow:
-                timeline.annotate(self._explained(arguments))
+                timeline.annotate(self._note(arguments))
 
-    def _explained(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What there is to say of an iteration that may be slow: `Slow.note`."""
-        note = dict(self._of_shape)
-        # The loop's, as it is now: hooks may build another one in the middle of a training.
+    def _note(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the note of an iteration that may be slow; see `SlowIteration.note`."""
+        note = dict(self._shape_note)
+        # Read from the loop each time, because hooks may replace its dataloader.
         deliveries = getattr(self._loop().dataloader, 'deliveries', None)
         batch = arguments.get('data_batch')
-        if deliveries:  # of several in one iteration, the one that was waited for longest
+        if deliveries:  # of several batches, the one with the longest wait
             latest = itertools.islice(reversed(deliveries), self._batches)
             note['delivery'] = max(latest, key=lambda one: one.waited)
         elif batch is not None and self.data_seconds > LATE:
@@ -256,18 +261,18 @@ class TrainingMonitor:
         return note
 
     def _count(self, *args: Any) -> None:
-        """Read what counts, for the open iteration."""
+        """Read the counters for the open iteration."""
         dynamo = sys.modules.get('torch._dynamo.utils')
-        # How often torch has compiled something in this process.
+        # Number of frames that torch compiled in this process.
         frames = 0 if dynamo is None else dynamo.counters['frames'].get('ok', 0)
         self.timeline.set_facts((*self._counters.read(), frames))
 
-    def _tell(self, runner: Any, joins: bool) -> None:
-        """A log point: what was found since the last one goes to where the losses go."""
+    def _log_window(self, runner: Any, joins: bool) -> None:
+        """Take a window at a log point, and log it where the losses are logged."""
         iteration = runner.iter + 1
         self._gather(iteration)
         window = self.report.window()
-        # All processes have to, whatever each has found.
+        # A collective: all processes take part, also those without a window.
         self._ranks.send(*self.report.data_and_step(window))
         if window is None or not self._writes:
             return
@@ -276,37 +281,37 @@ class TrainingMonitor:
             runner.logger.info(line)
         scalars = self.report.scalars(window)
         if joins:  # in one call: W&B counts calls, whatever step they name
-            # Not by update_info: checkpoints would name the key, and stock complain of it.
+            # Not by `update_info`: the key would be in checkpoints, and stock would warn of it.
             runner.message_hub.runtime_info[ALONG] = scalars
         else:
-            with charged_to(VISUALIZER):  # a slow one is not the monitor's doing
+            with charged_to(VISUALIZER):  # its time is not charged to the monitor
                 GuardedScalars(runner, self._guard).add_scalars(scalars, step=iteration)
 
     def _gather(self, iteration: int) -> None:
-        """What watches beside the timeline have found."""
-        if self._device_clock is not None:
-            self._count_device(self._device_clock.take())
+        """Collect the results of the event timer, the ranks, the sampler and the profile."""
+        if self._event_timer is not None:
+            self._count_device(self._event_timer.take())
         self.report.update(ranks=self._ranks.take())
-        if self._watch is not None:
-            latest = self._watch.latest()
+        if self._sampler is not None:
+            latest = self._sampler.latest()
             if latest:
-                self.report.update(memory=dict(now=latest, peak=self._watch.peak()))
-            for text in self._watch.warnings():
+                self.report.update(memory=dict(now=latest, peak=self._sampler.peak()))
+            for text in self._sampler.warnings():
                 self._logger.warning(text)
                 self.report.warn(text, iteration)
         if self._profile is not None:
-            self._tell_stages(self._profile)
+            self._record_profile(self._profile)
 
-    def _tell_stages(self, profile: ProfileWindow) -> None:
-        found = profile.take()
-        if found is None:
+    def _record_profile(self, profile: ProfileWindow) -> None:
+        times = profile.take()
+        if times is None:
             return
-        self.report.stages(found)
-        # Of a run that has ended before, the summary shows them right away.
-        if self._writes and found['iterations'] >= found['asked']:
-            self._logger.info(line_of(found))
+        self.report.stages(times)
+        # An incomplete window is in the table that the end of the run logs right away.
+        if self._writes and times['iterations'] >= times['asked']:
+            self._logger.info(line_of(times))
 
-    def _warn_of_no_stages(self) -> None:
+    def _warn_of_empty_profile(self) -> None:
         timeline = self.timeline
         text = self._profile and self._profile.missed(timeline.before, timeline.number)
         if text:
@@ -325,40 +330,42 @@ class TrainingMonitor:
         )
 
     def _end(self, status: str, error: str | None = None) -> None:
-        """Stop watching, and write what is left; once."""
+        """Stop measuring and write the last lines and the summary. No-op after the first call."""
         if self._has_ended:
             return
         self._has_ended = True
         if self._end_of_run is not None:
             self._end_of_run.detach()
-        _going_on.discard(self)
+        _active.discard(self)
         deactivate(self.timeline)
         if self.timeline.is_open and self._loop() is not None:
-            self.timeline.annotate(self._explained({}))
+            self.timeline.annotate(self._note({}))
         self.timeline.end()
         for stop in self._to_stop():
             try:
                 stop()
-            except Exception as problem:  # a device that has failed does so whoever asks it
+            except Exception as problem:  # a failed device fails on each access
                 self._logger.warning(f'ThroughputMonitorHook: {type(problem).__name__}: {problem}')
         summary = self.report.end(status, error)
         if self._writes and summary['iterations']:
             self._logger.info(self.report.text(summary))
 
     def _to_stop(self) -> Iterator[Callable[[], Any]]:
-        yield self._step.close
+        yield self._step_timer.close
         yield self._counters.stop
         if self._profile is not None:
             yield self._profile.close
         yield lambda: self._gather(self.timeline.number)
-        yield self._warn_of_no_stages
-        if self._watch is not None:
-            yield self._watch.stop
+        yield self._warn_of_empty_profile
+        if self._sampler is not None:
+            yield self._sampler.stop
 
 
-def _error_of_a_training() -> BaseException | None:
-    """What Python says has ended the program, if it came out of a Runner: in a notebook, what it
-    says may be any other error of before."""
+def _last_training_error() -> BaseException | None:
+    """Return the error that ended the program, if `Runner.train` raised it.
+
+    In a notebook, `sys.last_value` may be an unrelated earlier error.
+    """
     error = getattr(sys, 'last_value', None)
     frame = getattr(error, '__traceback__', None)
     while frame is not None:
@@ -369,9 +376,10 @@ def _error_of_a_training() -> BaseException | None:
 
 
 def worker_of(runner: Any) -> Callable[[int], int | None]:
-    """Which worker of a stock loader has made a batch, by its number; None where that is not known.
+    """Return a function from the index of a batch to the worker of a stock loader that made it.
 
-    Batches go around among workers, from the first one on whenever the loader begins anew.
+    The function returns None where the worker is unknown. Batches are assigned to workers in
+    turn, starting with the first worker whenever the loader restarts.
     """
     loader = runner.train_dataloader
     workers, length = getattr(loader, 'num_workers', 0), length_of(loader)
@@ -379,7 +387,7 @@ def worker_of(runner: Any) -> Callable[[int], int | None]:
     is_endless = isinstance(getattr(loader, 'sampler', None), InfiniteSampler)
 
     def worker(batch: int) -> int | None:
-        knows = by_epoch or (not is_resumed and (is_endless or batch < (length or 0)))
-        return batch % workers if workers and knows else None
+        is_known = by_epoch or (not is_resumed and (is_endless or batch < (length or 0)))
+        return batch % workers if workers and is_known else None
 
     return worker

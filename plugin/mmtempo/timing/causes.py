@@ -1,4 +1,4 @@
-"""Why an iteration was slow: the phase that took longer than usual, and what else was seen."""
+"""Diagnose slow iterations: which phase took longer than usual, and for which reason."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmtempo.utils import phases
-from mmtempo.utils.units import duration
+from mmtempo.utils.units import duration, size
 
-# Of what was lost, so much must be explained by a cause that cuts across phases.
+# Share of the lost time that a cause which cuts across phases must explain.
 MOST = 0.5
-# Of what was lost, so much in another phase is a cause of its own.
+# Share of the lost time from which on a further phase is a separate cause.
 PART = 0.15
-# Seconds in the kernel, and pages read from a disk, that are worth to be mentioned.
+# Share of the lost time, in the kernel or throttled, from which on the kernel is named.
 NOTABLE = 0.3
 MANY_FAULTS = 32
-DEAR_FAULT = 2e-5  # seconds in the kernel; a page of 4 KB takes a tenth of that
+DEAR_FAULT = 2e-5  # seconds in the kernel; a page of 4 KiB takes a tenth of that
 MOST_SAMPLES = 16
 NEW_SHAPE = 'new input shape'
-# Phases of the step itself, where the host computes or waits for the device. Where the step is
-# compiled it is one.
+# Phases of the step itself, in which the host computes or waits for the device; a compiled step
+# is a single phase.
 STEP = (
     phases.TO_DEVICE,
     phases.FORWARD,
@@ -32,26 +32,26 @@ STEP = (
 
 @dataclass
 class SlowIteration:
-    """An iteration that took longer than those of its kind.
+    """An iteration that took longer than usual for its kind.
 
     Attributes:
-        number: Which; counted from 1.
-        seconds: It took.
-        usual: Seconds that such iterations take.
+        number: Number of the iteration, from 1.
+        seconds: Seconds the iteration took.
+        usual: Seconds that iterations of this kind usually take.
         spent: Seconds by phase.
-        usually: The same of usual iterations.
-        facts: What was counted meanwhile; what is not known is not there.
-        usual_facts: The same of usual iterations.
-        machine: What the machine has to say of that time.
-        note: How it came by its batch, 'delivery' or 'worker' and 'files'; its 'shape'; whether
-            it 'is_first' or 'is_new_shape'.
+        usual_spent: Seconds by phase of usual iterations.
+        facts: Counts during the iteration; unknown ones are absent.
+        usual_facts: Counts during usual iterations.
+        machine: Evidence of the machine for the time of the iteration.
+        note: Origin of the batch ('delivery', or 'worker' and 'files'), its 'shape', and flags
+            'is_first' and 'is_new_shape'.
     """
 
     number: int
     seconds: float
     usual: float
     spent: dict[str, float]
-    usually: dict[str, float] = field(default_factory=dict)
+    usual_spent: dict[str, float] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
     usual_facts: dict[str, float] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -59,36 +59,46 @@ class SlowIteration:
 
     @property
     def lost(self) -> float:
+        """Return the seconds lost against a usual iteration."""
         return self.seconds - self.usual
 
-    def more(self, fact: str) -> float:
-        """How much more of it than usual."""
+    def excess(self, fact: str) -> float:
+        """Return by how much a count exceeds its usual value."""
         return self.facts.get(fact, 0.0) - self.usual_facts.get(fact, 0.0)
 
     def is_explained(self) -> bool:
-        """Whether phases took more by much of what was lost: medians of several need not."""
-        more = sum(max(0.0, self.spent[one] - self.usually.get(one, 0.0)) for one in self.spent)
-        return more >= MOST * self.lost
+        """Return whether phases account for most of the lost time.
+
+        They need not where values are medians over several iterations.
+        """
+        excess = sum(max(0.0, seconds) for seconds in self._excess_of_phases().values())
+        return excess >= MOST * self.lost
 
     def parts(self) -> list[tuple[str, float]]:
-        """Phases that took much of what was lost, and how much; most of all first."""
-        more = {one: seconds - self.usually.get(one, 0.0) for one, seconds in self.spent.items()}
-        first, *others = sorted(more, key=lambda one: -more[one])
-        named = [first, *(one for one in others if more[one] > max(0.0, PART * self.lost))]
-        # Others took little more, or less: together with them it is what was lost.
-        whole = sum(more[one] for one in named)
+        """Return the phases that lost much, and their seconds, the largest first."""
+        excess = self._excess_of_phases()
+        first, *others = sorted(excess, key=lambda phase: -excess[phase])
+        named = [first, *(one for one in others if excess[one] > max(0.0, PART * self.lost))]
+        # Scaled, because the phases left out took a little more, or less, than usual.
+        whole = sum(excess[phase] for phase in named)
         scale = self.lost / whole if whole > 0 else 0.0
-        return [(one, more[one] * scale) for one in named]
+        return [(phase, excess[phase] * scale) for phase in named]
+
+    def _excess_of_phases(self) -> dict[str, float]:
+        return {
+            phase: seconds - self.usual_spent.get(phase, 0.0)
+            for phase, seconds in self.spent.items()
+        }
 
 
 @dataclass(frozen=True)
 class CauseShare:
-    """Of what an iteration lost, what one cause took.
+    """Share of one cause in the time that an iteration lost.
 
     Attributes:
-        category: What kind of cause it is.
-        cause: It, in few words: what is the same for others of its like.
-        seconds: Lost to it.
+        category: Category of the cause.
+        cause: Short name of the cause, equal for all stalls with this cause.
+        seconds: Seconds lost to the cause.
     """
 
     category: str
@@ -98,13 +108,13 @@ class CauseShare:
 
 @dataclass
 class Diagnosis:
-    """Why an iteration was slow.
+    """Causes of a slow iteration.
 
     Attributes:
-        phase: Where most of the time went.
-        parts: Causes, the one that took most of it first.
-        why: What people are told of them.
-        evidence: Figures.
+        phase: Phase that lost most.
+        parts: Causes, the one that lost most first.
+        why: Sentence that names the causes.
+        evidence: Figures that support it.
     """
 
     phase: str
@@ -114,51 +124,54 @@ class Diagnosis:
 
 
 def diagnose(slow: SlowIteration, categories: dict[str, str]) -> Diagnosis:
-    """Find the cause, or of several in one iteration each.
+    """Find the causes of a slow iteration.
 
     Args:
-        slow: The iteration.
-        categories: Of phases that are hooks.
+        slow: The slow iteration, or the mean of several.
+        categories: Category by phase, for phases that are hooks.
     """
-    evidence, collecting = _evidence(slow), slow.more('gc_seconds')
+    evidence, collecting = _evidence(slow), slow.excess('gc_seconds')
     causes: dict[tuple[str, str], list[float]] = {}
-    said: list[str] = []
-    phases = slow.parts()
-    for phase, seconds in phases:
-        # A collection within the first phase may be most of what others took as well.
-        of = slow.lost if not said else seconds
-        if collecting >= MOST * of:
+    sentence: list[str] = []
+    parts = slow.parts()
+    for phase, seconds in parts:
+        # A collection during the first phase may account for most of what other phases lost, too.
+        lost = slow.lost if not sentence else seconds
+        if collecting >= MOST * lost:
             where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
-            found = 'gc', 'garbage collection', where
+            category, cause, detail = 'gc', 'garbage collection', where
             collecting -= seconds
         else:
-            found = _cause(slow, phase, seconds, categories.get(phase, 'hook'), evidence)
-        category, cause, more = found
+            category, cause, detail = _cause(
+                slow, phase, seconds, categories.get(phase, 'hook'), evidence
+            )
         if (category, cause) not in causes:
-            said.append(f'{cause}{more}' if not said else f'{cause} ({duration(seconds)})')
+            sentence.append(
+                f'{cause}{detail}' if not sentence else f'{cause} ({duration(seconds)})'
+            )
         causes.setdefault((category, cause), []).append(seconds)
-    parts = [CauseShare(*names, sum(seconds)) for names, seconds in causes.items()]
-    return Diagnosis(phases[0][0], parts, ', and '.join(said), evidence)
+    shares = [CauseShare(*names, sum(seconds)) for names, seconds in causes.items()]
+    return Diagnosis(parts[0][0], shares, ', and '.join(sentence), evidence)
 
 
 def _cause(
     slow: SlowIteration, phase: str, seconds: float, category: str, evidence: dict[str, Any]
 ) -> tuple[str, str, str]:
-    """Category, cause and what follows on it in the sentence, of what a phase has lost."""
+    """Return category, cause and detail for the seconds that a phase lost."""
     warm_up = 'warm-up', 'first iterations', f' ({phase})'
     if phase == 'data':
-        # Workers begin, and make their first batches meanwhile.
-        return warm_up if slow.note.get('is_first') else ('data', *_of_data(slow, evidence))
+        # Workers start and make their first batches during the first iterations.
+        return warm_up if slow.note.get('is_first') else ('data', *_data_cause(slow, evidence))
     if phase == 'evaluation':
         return 'evaluation', 'evaluation', f' ({duration(slow.spent[phase])})'
     if phase.startswith('checkpoint'):
         return 'checkpoint', phase, ''
-    system = _system(slow, seconds)
+    system = _system_cause(slow, seconds)
     if phase not in (*STEP, phases.OUTSIDE):
         name = phase.removeprefix('hook:')
         return category, name, f'; {system[1]}' if system is not None else ''
-    if slow.more('recompiles') >= 1:
-        return 'device', 'torch compiled', f' {slow.more("recompiles"):.0f} times ({phase})'
+    if slow.excess('recompiles') >= 1:
+        return 'device', 'torch compiled', f' {slow.excess("recompiles"):.0f} times ({phase})'
     if slow.note.get('is_first'):
         return warm_up
     if slow.note.get('is_new_shape'):
@@ -168,28 +181,30 @@ def _cause(
     return 'unexplained', phase, ''
 
 
-def _of_data(slow: SlowIteration, evidence: dict[str, Any]) -> tuple[str, str]:
+def _data_cause(slow: SlowIteration, evidence: dict[str, Any]) -> tuple[str, str]:
+    """Return cause and detail for a late batch."""
     worker = evidence.get('worker')
     cause = 'waiting for data' if worker is None else f'worker {worker} was late'
     samples = evidence.get('samples') or evidence.get('files') or []
-    more = f' with samples {", ".join(map(str, samples[:8]))}' if samples else ''
+    detail = f' with samples {", ".join(map(str, samples[:8]))}' if samples else ''
     if len(samples) > 8:
-        more += ', ...'
+        detail += ', ...'
     if 'slowest_sample' in evidence:
-        more += f'; sample {evidence["slowest_sample"]} took {duration(evidence["sample_seconds"])}'
-    return cause, more
+        seconds = duration(evidence['sample_seconds'])
+        detail += f'; sample {evidence["slowest_sample"]} took {seconds}'
+    return cause, detail
 
 
-def _system(slow: SlowIteration, lost: float) -> tuple[str, str, str] | None:
-    """What the operating system did while so much was lost: category, cause, and figures."""
+def _system_cause(slow: SlowIteration, lost: float) -> tuple[str, str, str] | None:
+    """Return category, cause and detail if the operating system explains the lost seconds."""
     swapped = slow.machine.get('swap_in', 0)
     if swapped:
-        return 'memory', 'swapping', f' ({swapped / 1e6:.0f} MB read back)'
-    faults, in_kernel = slow.more('major_faults'), slow.more('system_seconds')
+        return 'memory', 'swapping', f' ({size(swapped)} read back)'
+    faults, in_kernel = slow.excess('major_faults'), slow.excess('system_seconds')
     if faults >= MANY_FAULTS:
         return 'memory', 'page faults', f' ({faults:.0f} of them read from a disk)'
-    minor, disk = slow.more('minor_faults'), slow.machine.get('psi_io', 0)
-    # What is read or written passes through fresh pages, too, but takes the kernel longer.
+    minor, disk = slow.excess('minor_faults'), slow.machine.get('psi_io', 0)
+    # File reads and writes use new pages as well, but cost more kernel time for each.
     if disk >= MOST * lost and in_kernel > DEAR_FAULT * minor:
         return 'host', 'waiting for a disk', f' ({duration(disk)})'
     if in_kernel >= NOTABLE * lost and minor >= MANY_FAULTS:
@@ -200,8 +215,8 @@ def _system(slow: SlowIteration, lost: float) -> tuple[str, str, str] | None:
     if slow.machine.get('throttle'):
         return 'device', f'device throttled: {", ".join(slow.machine["throttle"])}', ''
     if slow.machine.get('retries'):
-        return 'device', 'device memory was full', ' (the allocator had to free and try again)'
-    switched = slow.more('involuntary_switches')
+        return 'device', 'device memory was full', ' (the allocator freed its cache and retried)'
+    switched = slow.excess('involuntary_switches')
     if switched >= MANY_FAULTS:
         return 'host', 'other processes had the CPU', f' ({switched:.0f} involuntary switches)'
     if slow.machine.get('psi_cpu', 0) >= MOST * lost:
@@ -210,30 +225,31 @@ def _system(slow: SlowIteration, lost: float) -> tuple[str, str, str] | None:
 
 
 def _evidence(slow: SlowIteration) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return the figures that exceed their usual values, and the origin of the batch."""
+    evidence: dict[str, Any] = {}
     for fact, value in slow.facts.items():
-        more = slow.more(fact)
-        if value and (more > 0 if 'seconds' in fact else round(more) > 0):
-            found[fact] = more if 'seconds' in fact else round(more)
-    found.update(slow.machine)
-    found.update(_of_delivery(slow.note.get('delivery')))
+        excess = slow.excess(fact)
+        if value and (excess > 0 if 'seconds' in fact else round(excess) > 0):
+            evidence[fact] = excess if 'seconds' in fact else round(excess)
+    evidence.update(slow.machine)
+    evidence.update(_delivery_evidence(slow.note.get('delivery')))
     for key in ('worker', 'files', 'shape'):
         if slow.note.get(key) is not None:
-            found[key] = slow.note[key]
-    return found
+            evidence[key] = slow.note[key]
+    return evidence
 
 
-def _of_delivery(delivery: Any) -> dict[str, Any]:
-    """What our loader says of a batch; see its `Delivery`."""
+def _delivery_evidence(delivery: Any) -> dict[str, Any]:
+    """Return what the `BatchInfo` of our loader tells about a batch."""
     if delivery is None:
         return {}
-    found = dict(samples=list(delivery.samples)[:MOST_SAMPLES], waited=delivery.waited)
+    evidence = dict(samples=list(delivery.samples)[:MOST_SAMPLES], waited=delivery.waited)
     if delivery.origin is not None:
         origin = delivery.origin
-        found.update(
+        evidence.update(
             worker=origin.worker,
             worker_seconds=origin.seconds,
             slowest_sample=origin.slowest,
             sample_seconds=origin.slowest_seconds,
         )
-    return found
+    return evidence

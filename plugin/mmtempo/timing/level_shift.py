@@ -1,4 +1,4 @@
-"""What it costs where iterations take longer than before, for a while or for good."""
+"""Cost of spans in which iterations take longer than before, for a while or until the end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class SlowSpan(NamedTuple):
-    """Iterations of a kind, one after the other, that took longer than those before.
+    """Consecutive iterations of a kind that took longer than those before.
 
     Attributes:
-        first: Place of the first one in the stream.
-        last: Of the last one.
-        iterations: How many they were.
+        first: Index of the first iteration in the stream.
+        last: Index of the last iteration.
+        iterations: Number of iterations.
         usual: Seconds that such iterations took before.
-        lost: Seconds beyond that, of all of them; but for what single ones among them took more
-            than the others, which are slow for themselves.
-        is_over: Whether others have followed that take what was usual before.
+        lost: Seconds lost in total, without the excess of single stalls in the span, which are
+            reported separately.
+        is_over: Whether later iterations took the usual time again.
     """
 
     first: int
@@ -27,7 +27,7 @@ class SlowSpan(NamedTuple):
 
 
 class SpanTracker:
-    """Adds up a spell, from when the level has risen until it is back.
+    """Sum of the time lost from when the level rises until it is back.
 
     ::
 
@@ -35,14 +35,14 @@ class SpanTracker:
                   ______|  lost  |______
         usual           begin    end
 
-    A level that falls, but not as far, belongs to the same spell.
+    A level that falls, but not as far as the usual one, belongs to the same span.
 
     Args:
-        least: Share of the usual time that is as usual.
+        least: Share of the usual time by which a level may differ and still counts as usual.
 
     Attributes:
-        first: The iteration that the last spell began with.
-        usual: Seconds that iterations took before the spell that goes on; None where none does.
+        first: Index of the iteration with which the last span began.
+        usual: Seconds that iterations took before the open span; None without an open span.
     """
 
     def __init__(self, least: float) -> None:
@@ -53,41 +53,46 @@ class SpanTracker:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a spell goes on."""
+        """Return whether a span is open."""
         return self.usual is not None
 
     def begin(self, iteration: int, usual: float) -> None:
-        """The level has risen with this iteration, which is not added yet."""
+        """Open a span at this iteration, without adding the iteration itself."""
         self.usual, self.first, self._count, self._lost = usual, iteration, 0, 0.0
 
     def add(self, iteration: int, seconds: float) -> None:
-        """The next one; does nothing where no spell goes on."""
+        """Add the next iteration. No-op without an open span."""
         if self.usual is not None:
             self._last = iteration
             self._count += 1
             self._lost += seconds - self.usual
 
     def correct(self, seconds: float) -> None:
-        """Of one that was added, so much more counts."""
+        """Add seconds to an iteration that was added before."""
         self._lost += seconds
 
     def drop(self, before: int, seconds: list[float]) -> None:
-        """Those from this place on were added, but are as usual again."""
+        """Remove iterations that were added but belong to the next level.
+
+        Args:
+            before: Index of the first one to remove; the last ones are removed.
+            seconds: Seconds with which each was added.
+        """
         self._last = before - 1
         self._count -= len(seconds)
         self._lost -= sum(seconds) - len(seconds) * (self.usual or 0.0)
 
     def is_back(self, level: float) -> bool:
-        """Whether that is what was usual before."""
+        """Return whether a level is the usual one again."""
         return self.usual is not None and level <= self.usual * (1 + self._least)
 
     def so_far(self) -> SlowSpan:
-        """The spell that goes on."""
+        """Return the open span."""
         assert self.usual is not None
         return SlowSpan(self.first, self._last, self._count, self.usual, self._lost, False)
 
     def end(self) -> SlowSpan:
-        """It is over."""
-        spell = self.so_far()._replace(is_over=True)
+        """Close the span and return it."""
+        span = self.so_far()._replace(is_over=True)
         self.usual = None
-        return spell
+        return span

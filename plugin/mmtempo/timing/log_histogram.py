@@ -1,4 +1,4 @@
-"""Quantiles of as many values as there are, in memory that does not grow."""
+"""Quantiles of a stream of values in constant memory."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import numpy as np
 
 
 class LogHistogram:
-    """Counts values in bins whose edges are apart by the same factor.
+    """Histogram with logarithmic bins.
 
-    A quantile is off by half a decade's `per_decade`-th at most: with 200 bins by 1.2 %, and by
-    much less where a bin holds several values, which are taken as spread evenly.
+    The relative error of a quantile is at most one bin width, 1.2 % with 200 bins per decade. It
+    is much less where a bin holds several values, which are taken as evenly spread.
 
     ::
 
         bin       0          1                                    last
              |  < least  | least .. least * 10 ** (1 / per_decade) | ... |  >= most  |
 
-    What is below `least`, zeros and negatives too, counts as 0 in a quantile. What is nan was not
-    measured, and is left out.
+    Values below `least`, zero and negative ones included, count as 0 in a quantile. Non-finite
+    values are ignored.
 
     Args:
-        least: The lowest edge. Defaults to 1e-6.
-        most: The highest edge. Defaults to 1e5.
-        per_decade: Bins for a factor of ten. Defaults to 200.
+        least: Lowest edge. Defaults to 1e-6.
+        most: Highest edge. Defaults to 1e5.
+        per_decade: Number of bins per factor of ten. Defaults to 200.
+
+    Attributes:
+        count: Number of values.
+        total: Sum of the values.
+        least: Smallest value; None without values.
+        greatest: Largest value; None without values.
     """
 
     def __init__(self, least: float = 1e-6, most: float = 1e5, per_decade: int = 200) -> None:
         if not (0 < least < most and per_decade >= 1):
             raise ValueError(
-                f'LogHistogram needs 0 < least < most and at least one bin a decade, found '
+                f'LogHistogram needs 0 < least < most and per_decade >= 1, found '
                 f'least={least}, most={most}, per_decade={per_decade}'
             )
         self._lowest, self._per_decade = least, per_decade
@@ -41,12 +47,8 @@ class LogHistogram:
         self.least: float | None = None
         self.greatest: float | None = None
 
-    @property
-    def mean(self) -> float | None:
-        return self.total / self.count if self.count else None
-
     def add(self, values: np.ndarray) -> None:
-        """Count values, of any shape."""
+        """Count the values of an array of any shape."""
         values = np.asarray(values, dtype=np.float64)
         values = values[np.isfinite(values)]
         if not values.size:
@@ -56,16 +58,20 @@ class LogHistogram:
         self.greatest = greatest if self.greatest is None else max(self.greatest, greatest)
         self.count += values.size
         self.total += float(values.sum())
-        # Anything below the lowest edge will do for what has no logarithm.
+        # Zero and negative values have no logarithm: any value in the lowest bin stands for them.
         ratios = np.maximum(values, self._lowest / 2) / self._lowest
-        places = np.floor(np.log10(ratios) * self._per_decade) + 1
-        places = np.clip(places, 0, len(self._counts) - 1).astype(np.int64)
-        np.add.at(self._counts, places, 1)
+        bins = np.floor(np.log10(ratios) * self._per_decade) + 1
+        bins = np.clip(bins, 0, len(self._counts) - 1).astype(np.int64)
+        np.add.at(self._counts, bins, 1)
 
     def quantile(self, q: float) -> float | None:
-        """The value below which a share `q` lies, as by `numpy.quantile`; None without values."""
+        """Return a quantile as `numpy.quantile` defines it; None without values.
+
+        Args:
+            q: The quantile, from 0 to 1.
+        """
         if not 0 <= q <= 1:
-            raise ValueError(f'a quantile is asked for by a share from 0 to 1, found {q}')
+            raise ValueError(f'q must be from 0 to 1, found {q}')
         if self.least is None or self.greatest is None:
             return None
         rank = q * (self.count - 1)
@@ -74,13 +80,13 @@ class LogHistogram:
         return below + (rank - math.floor(rank)) * (above - below)
 
     def bars(self, most: int = 60) -> tuple[list[float], list[int]]:
-        """Edges and counts for a chart: from the first to the last bin in use, in few bars.
+        """Return edges and counts for a chart, from the first to the last bin in use.
 
         Args:
-            most: Bars at most; neighbours are taken together. Defaults to 60.
+            most: Maximum number of bars; neighbouring bins are merged. Defaults to 60.
 
         Returns:
-            One edge more than there are counts; both are empty without values.
+            tuple: Edges and counts, one edge more than counts; both are empty without values.
         """
         used = np.flatnonzero(self._counts)
         if not used.size:
@@ -92,17 +98,18 @@ class LogHistogram:
         return edges, counts.tolist()
 
     def _ordered(self, rank: int, least: float, greatest: float) -> float:
-        """The value that has so many below it."""
+        """Return the value of this rank in sorted order, from 0."""
         if rank in (0, self.count - 1):
             return greatest if rank else least
         ends = np.cumsum(self._counts)
-        place = int(np.searchsorted(ends, rank, side='right'))
-        if place == 0:
+        index = int(np.searchsorted(ends, rank, side='right'))
+        if index == 0:
             value = 0.0
         else:
-            before = ends[place] - self._counts[place]
-            value = self._edge(place + (rank - before + 0.5) / self._counts[place])
+            before = ends[index] - self._counts[index]
+            value = self._edge(index + (rank - before + 0.5) / self._counts[index])
         return min(max(value, least), greatest)
 
-    def _edge(self, place: float) -> float:
-        return float(self._lowest * 10 ** ((place - 1) / self._per_decade))
+    def _edge(self, index: float) -> float:
+        """Return the lower edge of a bin."""
+        return float(self._lowest * 10 ** ((index - 1) / self._per_decade))

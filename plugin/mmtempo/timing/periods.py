@@ -1,4 +1,4 @@
-"""Whether what is slow comes every so many iterations."""
+"""Find periods in stalls: the same cause every N iterations."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import numpy as np
 
 from mmtempo.utils.units import ordinal
 
-LEAST = 4  # stalls that a period needs
-LONGEST = 512  # of periods that nobody has named
-MATCH = 0.4  # share of the stalls that has to lie on a period
-COVERAGE = 0.6  # share of a period's places that has to have a stall
-CHANCE = 0.05  # of so few stalls at random places lying on any of the periods that are tried
-NEARLY = 0.05  # by how much an unknown period has to explain more than a known one
+LEAST = 4  # minimum number of stalls on a period
+LONGEST = 512  # iterations of a period that is not a known interval
+MATCH = 0.4  # minimum share of the stalls that are on a period
+COVERAGE = 0.6  # minimum share of a period's iterations that have a stall
+CHANCE = 0.05  # maximum probability that random stalls match any of the tried periods as well
+NEARLY = 0.05  # by how much an unknown period must score above a known interval
 
 
 @dataclass(frozen=True)
 class Period:
-    """Stalls that come every so many iterations.
+    """Stalls that recur after a fixed number of iterations.
 
     Attributes:
-        every: Iterations from one to the next.
-        what: The interval that has this length; None if none has.
-        residue: Of an iteration that is slow, divided by `every`.
-        count: Stalls that lie on it.
-        of: Stalls in all.
-        coverage: Share of the places, from the first to the last of them, that have a stall.
+        every: Period in iterations.
+        what: Name of the known interval with this length; None if there is none.
+        residue: Number of a periodic iteration modulo `every`.
+        count: Number of stalls on the period.
+        of: Number of all stalls.
+        coverage: Share of the periodic iterations, from the first to the last stall, that have
+            a stall.
     """
 
     every: int
@@ -41,10 +42,13 @@ class Period:
     coverage: float
 
     def text(self, intervals: Mapping[str, int | None]) -> str:
-        """As 'every 8th iteration = num_workers: 40 of 42 stalls, on 98 % of its places'."""
+        """Return a sentence, like 'every 8th iteration = num_workers: 40 of 42 stalls'.
+
+        It ends with the coverage: '; 98 % of these iterations stall'.
+        """
         return (
             f'every {ordinal(self.every)} iteration{self._name(intervals)}: {self.count} of '
-            f'{self.of} stalls, on {100 * self.coverage:.0f} % of its places'
+            f'{self.of} stalls; {100 * self.coverage:.0f} % of these iterations stall'
         )
 
     def _name(self, intervals: Mapping[str, int | None]) -> str:
@@ -59,13 +63,13 @@ class Period:
 
 
 def find_period(iterations: Sequence[int], intervals: Mapping[str, int | None]) -> Period | None:
-    """The period of stalls of one cause, or None.
+    """Return the period of the stalls of one cause; None if there is none.
 
-    It is looked for in the iterations at which stalls begin, so that several in a row are one.
+    Only first iterations of consecutive stalls are searched, so that a burst counts once.
 
     Args:
-        iterations: Those with a stall.
-        intervals: What comes every so many iterations, by name; None or less than 2: never.
+        iterations: Numbers of the iterations with a stall.
+        intervals: Known intervals by name, in iterations; None or less than 2 is ignored.
     """
     stalls = np.unique(np.asarray(iterations, dtype=np.int64))
     if len(stalls) < LEAST:
@@ -78,9 +82,11 @@ def find_period(iterations: Sequence[int], intervals: Mapping[str, int | None]) 
         if length and length > 1:
             known.setdefault(length, name)
     span = int(starts[-1] - starts[0])
-    fits = min(LONGEST - 1, span // (LEAST - 1))  # so many could be found, however few are tried
+    fits = min(
+        LONGEST - 1, span // (LEAST - 1)
+    )  # the candidates that could be found, not the few that are tried
     unknown = [every for every in _gaps(starts) if every not in known]
-    # What happens at log points only lies on multiples of their interval by itself.
+    # Events that happen at log points only are on multiples of the log interval by construction.
     lattice = max((length for length in known if not np.ptp(starts % length)), default=1)
     best = _best(starts, list(known), tries=len(known))
     other = _best(starts, unknown, tries=fits, lattice=lattice)
@@ -94,7 +100,7 @@ def find_period(iterations: Sequence[int], intervals: Mapping[str, int | None]) 
 
 
 def _gaps(starts: np.ndarray) -> list[int]:
-    """What may be a period: the most frequent gaps, also over one or two stalls in between."""
+    """Return candidate periods: the most frequent gaps, also across one or two other stalls."""
     gaps = Counter(int(gap) for lag in (1, 2, 3) for gap in starts[lag:] - starts[:-lag])
     return [gap for gap, _ in gaps.most_common(64) if 1 < gap <= LONGEST]
 
@@ -109,35 +115,36 @@ class _Candidate(NamedTuple):
 def _best(
     starts: np.ndarray, lengths: list[int], tries: int, lattice: int = 1
 ) -> _Candidate | None:
-    """The one that explains most."""
+    """Return the candidate that explains most."""
     found = [_candidate(starts, every, tries, lattice) for every in lengths]
     return max(filter(None, found), key=lambda one: one.score, default=None)
 
 
 def _candidate(starts: np.ndarray, every: int, tries: int, lattice: int) -> _Candidate | None:
-    """How well a period explains where stalls begin; None if by chance, or hardly.
+    """Score how well a period explains where stalls begin; None if poorly, or by chance.
 
-    A period of 4 has all stalls of one of 8, and half of its places empty; one of 16 has no
-    empty places, and half of the stalls: the product of match and coverage tells them apart.
+    If the true period is 8, then a period of 4 matches all stalls with half of its iterations
+    empty, and a period of 16 has no empty iterations and half of the stalls. The product of match
+    and coverage distinguishes them.
     """
     residues, counts = np.unique(starts % every, return_counts=True)
-    place = int(counts.argmax())
-    residue, count = int(residues[place]), int(counts[place])
-    on_it = starts[starts % every == residue]
+    best = int(counts.argmax())
+    residue, count = int(residues[best]), int(counts[best])
+    matching = starts[starts % every == residue]
     match = count / len(starts)
-    coverage = count / (int(on_it[-1] - on_it[0]) // every + 1)
+    coverage = count / (int(matching[-1] - matching[0]) // every + 1)
     if count < LEAST or match < MATCH or coverage < COVERAGE:
         return None
-    # Chernoff's bound for so many at random places, for any residue of any period tried.
-    places = max(1.0, every / lattice)
-    bound = math.log(places * max(tries, 1)) - len(starts) * _divergence(match, 1 / places)
+    # Chernoff's bound for as many random stalls, over any residue of any period tried.
+    slots = max(1.0, every / lattice)
+    bound = math.log(slots * max(tries, 1)) - len(starts) * _divergence(match, 1 / slots)
     if bound > math.log(CHANCE):
         return None
     return _Candidate(match * coverage, coverage, every, residue)
 
 
 def _divergence(share: float, expected: float) -> float:
-    """Of Kullback and Leibler, between two coins; 0 where it is no more than expected."""
+    """Return the Kullback-Leibler divergence of two coins; 0 unless more than expected."""
     if share <= expected:
         return 0.0
     rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0

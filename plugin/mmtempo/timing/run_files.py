@@ -1,8 +1,7 @@
-"""Files that tell how a run went; legible however it ends."""
+"""Files of a run, readable however the run ends."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mmtempo.utils.atomic_file import replace_file
 from mmtempo.utils.write_guard import WriteGuard, append_whole
 
 LINES, SUMMARY = 'tempo.jsonl', 'tempo_summary.json'
@@ -17,17 +17,18 @@ VERSION = 1
 
 
 class RunFiles:
-    """Append lines as things happen, and replace the summary now and then.
+    """Files of a run: lines that are appended at once, and a summary that is replaced at intervals.
 
     A write that fails is reported once and does not end the training; the next one is tried
     again, and a recovery is reported with the number of lines lost.
 
     Args:
         folder: Folder of both files.
-        say: Takes the messages.
-        at_least: Seconds between two summaries, and before the first: to make one takes as long as
-            a short iteration, and until then the lines say the same. Defaults to 60.0.
-        clock: Gives seconds; `time.monotonic` if none is given.
+        say: Called with messages about failed writes.
+        at_least: Minimum seconds between two summaries, and before the first one. A summary takes
+            as long to write as a short iteration, and the lines hold the same until then.
+            Defaults to 60.0.
+        clock: Clock in seconds, `time.monotonic` by default.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RunFiles:
         self._begun = False
 
     def append(self, lines: list[dict]) -> None:
-        """Append one JSON object a line."""
+        """Append one JSON object per line."""
         if not lines:
             return
         text = ''.join(f'{to_json(line)}\n' for line in lines)
@@ -58,30 +59,26 @@ class RunFiles:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last summary is old enough."""
+        """Return whether the last summary is older than `at_least`."""
         return self._clock() - self._summarised >= self._at_least
 
     def summarise(self, summary: dict) -> None:
         """Replace the summary atomically."""
         self._summarised = self._clock()
-        text, path = to_json(summary), os.path.join(self.folder, SUMMARY)
+        text, path = to_json(summary).encode(), os.path.join(self.folder, SUMMARY)
         self._summary.write(lambda: _replace(path, text), lines=0)
 
 
-def _replace(path: str, text: str) -> None:
-    part = f'{path}.tmp'
+def _replace(path: str, content: bytes) -> None:
     try:
-        with open(part, 'w', encoding='utf-8') as file:
-            file.write(text)
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.remove(part)
+        replace_file(path, lambda file: file.write(content))
+    except OSError as error:
+        error.filename = path  # what the message names; not the temporary file
         raise
 
 
 def _is_cut(path: str) -> bool:
-    """Whether a run before this was killed within a line."""
+    """Return whether the last line is incomplete, because an earlier run was killed in it."""
     if not os.path.isfile(path) or not os.path.getsize(path):
         return False
     with open(path, 'rb') as file:
@@ -90,18 +87,19 @@ def _is_cut(path: str) -> bool:
 
 
 def to_json(value: Any) -> str:
-    """As JSON has it: what is not finite is null, and seconds have six digits."""
+    """Return compact JSON: non-finite numbers are null, and floats have six decimals."""
     return json.dumps(_plain(value), separators=(',', ':'), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    """Convert a value to types of JSON; unknown ones to their `str`."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     if isinstance(value, (bool, int, str)) or value is None:
         return value
-    if hasattr(value, 'tolist'):  # numpy's
+    if hasattr(value, 'tolist'):  # arrays and scalars of numpy
         return _plain(value.tolist())
     if isinstance(value, float):
         return (

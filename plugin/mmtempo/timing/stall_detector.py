@@ -1,4 +1,4 @@
-"""Which iterations were slow for their kind, whatever the level that they run at."""
+"""Detect iterations that were slow for their kind, at any level of speed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import numpy as np
 
 from .level_shift import SlowSpan, SpanTracker
 
-FIRST = 20  # iterations of a kind that make its first baseline
-ENOUGH = 10  # that do so where no more come for long
-GROUP = 16  # the latest of a kind: they decide whether its level has changed
-AGREEING = 12  # how many of them have to lie close to each other
-PATIENCE = 320  # iterations; nothing older is held back
-STEP = 64  # iterations after which that is looked at again
-HELD = 64  # iterations of a level that others are compared with: a short fast one is none
-MARGIN = 1e-3  # seconds; what is less is no stall, however fast the others are
-NEARLY = 0.8  # of what is too much: what is still less is not even suspect
-SPREAD = 1.4826  # a normal distribution's standard deviation, by its median absolute deviation
+FIRST = 20  # iterations of a kind that form its first baseline
+ENOUGH = 10  # iterations that form it where no more come for long
+GROUP = 16  # latest iterations of a kind, which decide whether its level has changed
+AGREEING = 12  # how many of them must be close to each other
+PATIENCE = 320  # iterations after which a judgement is no longer deferred
+STEP = 64  # iterations between two checks of PATIENCE
+HELD = 64  # iterations that a level must last to be a reference for slow spans
+MARGIN = 1e-3  # seconds; a smaller excess is no stall, however fast the iterations are
+NEARLY = 0.8  # share of the stall threshold from which on an iteration is suspect
+SPREAD = 1.4826  # standard deviation over median absolute deviation, of a normal distribution
 
 
 class Judged(NamedTuple):
-    """What has been decided: places in the stream from 0, usual seconds, and whether slow.
+    """Judgements, in the order in which they were made.
 
-    In the order in which it was decided. `usual` is nan where too few of a kind were seen.
+    Attributes:
+        iterations: Indices in the stream, from 0.
+        usual: Usual seconds; nan where too few iterations of the kind were seen.
+        is_slow: Whether each iteration was slow.
     """
 
     iterations: np.ndarray
@@ -36,7 +39,13 @@ class Judged(NamedTuple):
 
 
 class LevelChange(NamedTuple):
-    """From this iteration on its kind takes another time, in seconds."""
+    """Change of the usual time of a kind.
+
+    Attributes:
+        iteration: Index of the first iteration at the new level.
+        old: Usual seconds before.
+        new: Usual seconds from this iteration on.
+    """
 
     iteration: int
     old: float
@@ -44,28 +53,29 @@ class LevelChange(NamedTuple):
 
 
 class StallDetector:
-    """Compares each iteration with the usual of its kind.
+    """Detector of iterations that are slow compared with the usual time of their kind.
 
-    Slow is what is above the median by `factor` robust standard deviations, by a share of
-    `least`, and by a millisecond. Each iteration is judged once:
+    An iteration is slow if it exceeds the median by `factor` robust standard deviations, by the
+    share `least`, and by one millisecond. Each iteration is judged once:
 
     ::
 
-        not slow, most of all           at once
-        slow                            when 16 more of its kind have come: if 12 of 16 lie close
-                                        to each other it was a change of level, and no stall
-        among the first 20 of a kind    when there are 20, by their median
-        any                             384 iterations later at the latest
+        not slow (most iterations)      at once
+        slow                            after 16 more of its kind: if 12 of 16 are close to each
+                                        other, the level has changed, and it is no stall
+        one of the first 20 of a kind   when there are 20, by their median
+        any                             after 384 iterations at the latest
 
-    A level that has risen above one that had lasted is a spell, until it is back or rises
-    further; its cost is added up.
+    A level that rises above a lasting one begins a slow span, until it is back or rises further;
+    the lost time is summed up.
 
-    What it finds does not depend on how the stream is cut into blocks.
+    The result does not depend on how the stream is split into blocks.
 
     Args:
-        factor: Robust standard deviations that are still usual. Defaults to 8.0.
-        least: Share of the usual time that is no stall. Defaults to 0.25.
-        window: Iterations of a kind, before its latest 16, that make the baseline.
+        factor: Number of robust standard deviations that are still usual. Defaults to 8.0.
+        least: Share of the usual time by which an iteration may exceed it without being slow.
+            Defaults to 0.25.
+        window: Number of iterations of a kind, before its latest 16, that form the baseline.
             Defaults to 129.
     """
 
@@ -79,32 +89,34 @@ class StallDetector:
         self._kinds: dict[int, _Kind] = {}
         self._seen = 0
         self._changes: list[LevelChange] = []
-        self._spells: list[SlowSpan] = []
+        self._spans: list[SlowSpan] = []
 
     @property
     def suspect(self) -> float:
-        """Seconds from which on the next ones may turn out to be slow; 0 while none is known.
+        """Return the seconds from which on an iteration may be judged slow; 0 while unknown.
 
-        Of the kind that takes least, with some room for what is usual to become less: where it
-        becomes a quarter less, what is slow then may not be suspect until this is asked again.
+        It is the threshold of the fastest kind, with a margin for a falling level. If the level
+        falls by a quarter, slow iterations may stay below it until the property is read again.
         """
         usual = min((kind.usual for kind in self._kinds.values() if kind.usual), default=0.0)
         return usual + NEARLY * max(self._rule.least * usual, MARGIN) if usual else 0.0
 
     def look(self, seconds: np.ndarray, kinds: np.ndarray) -> Judged:
-        """Take the next iterations; returns those that are decided now.
+        """Take the next iterations; return the judgements made now.
 
         Args:
-            seconds: Of each iteration as a whole.
-            kinds: A small number for each: iterations of one kind do the same work.
+            seconds: Total seconds of each iteration.
+            kinds: Small integer for each iteration; iterations of one kind do the same work.
         """
         if len(seconds) != len(kinds):
-            raise ValueError(f'{len(seconds)} iterations, but {len(kinds)} kinds')
+            raise ValueError(
+                f'seconds and kinds must have one length, found {len(seconds)} and {len(kinds)}'
+            )
         judged: list[_Judgement] = []
         for value, number in zip(np.asarray(seconds).tolist(), np.asarray(kinds).tolist()):
             kind = self._kinds.get(number)
             if kind is None:
-                kind = _Kind(self._rule, self._window, self._changes, self._spells)
+                kind = _Kind(self._rule, self._window, self._changes, self._spans)
                 self._kinds[number] = kind
             kind.take(self._seen, value, judged)
             self._seen += 1
@@ -113,33 +125,33 @@ class StallDetector:
         return _arrays(judged)
 
     def flush(self) -> Judged:
-        """Decide what is held back, by what is known; as at the end of a run."""
+        """Judge all deferred iterations by what is known, as at the end of a run."""
         judged: list[_Judgement] = []
         self._settle(self._seen, judged)
-        self._spells += self.open_spells()
+        self._spans += self.open_spans()
         for kind in self._kinds.values():
-            kind.pace.usual = None
+            kind.span.usual = None
         return _arrays(judged)
 
     def take_changes(self) -> list[LevelChange]:
-        """Of the level, found since this was asked last."""
+        """Return the changes of the level found since the last call."""
         changes, self._changes[:] = list(self._changes), []
         return changes
 
-    def take_spells(self) -> list[SlowSpan]:
-        """Those that have ended since this was asked last, at a `flush` all."""
-        spells, self._spells[:] = list(self._spells), []
-        return spells
+    def take_spans(self) -> list[SlowSpan]:
+        """Return the slow spans that have ended since the last call; after `flush`, all."""
+        spans, self._spans[:] = list(self._spans), []
+        return spans
 
-    def open_spells(self) -> list[SlowSpan]:
-        """Those that go on, as far as they have come."""
-        return [kind.pace.so_far() for kind in self._kinds.values() if kind.pace.is_slow]
+    def open_spans(self) -> list[SlowSpan]:
+        """Return the slow spans that have not ended, up to the last iteration."""
+        return [kind.span.so_far() for kind in self._kinds.values() if kind.span.is_slow]
 
     def accept(self, change: LevelChange) -> None:
-        """It has risen for a reason that is no loss: from now on that is what is usual."""
+        """Take the new level as the usual one, because its reason is no loss."""
         for kind in self._kinds.values():
-            if kind.pace.is_slow and kind.pace.first == change.iteration:
-                kind.pace.end()
+            if kind.span.is_slow and kind.span.first == change.iteration:
+                kind.span.end()
                 kind.held = None
 
     def _settle(self, before: int, judged: list[_Judgement]) -> None:
@@ -151,12 +163,12 @@ _Judgement = tuple[int, float, bool]
 
 
 def _arrays(judged: list[_Judgement]) -> Judged:
-    places, usual, is_slow = zip(*judged) if judged else ((), (), ())
-    return Judged(np.array(places, np.int64), np.array(usual, float), np.array(is_slow, bool))
+    indices, usual, is_slow = zip(*judged) if judged else ((), (), ())
+    return Judged(np.array(indices, np.int64), np.array(usual, float), np.array(is_slow, bool))
 
 
 class _Window:
-    """The last values, also in order."""
+    """Last values of a stream, in arrival order and sorted."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -180,7 +192,7 @@ class _Window:
         return _middle(self._sorted)
 
     def spread(self) -> float:
-        """Standard deviation as the middle of the values has it."""
+        """Return the robust standard deviation, from the median absolute deviation."""
         median = self.median()
         return SPREAD * _middle(sorted([abs(value - median) for value in self._sorted]))
 
@@ -198,13 +210,13 @@ class _Rule:
     def is_slow(self, seconds: float, window: _Window) -> bool:
         usual = window.median()
         if seconds <= usual * (1 + self.least) or seconds <= usual + MARGIN:
-            return False  # nearly always; the spread takes longer to find
-        # Of fewer values the spread is known badly.
+            return False  # most iterations: skip the spread, which takes longer to compute
+        # The spread of few values is a poor estimate: require a larger excess.
         factor = self.factor * max(1.0, FIRST / len(window))
         return seconds > usual + factor * window.spread()
 
     def has_moved(self, window: _Window, latest: _Window) -> bool:
-        """Whether a median, which varies less than single values, is a different one."""
+        """Return whether the median, which varies less than single values, has changed."""
         old, new = window.median(), latest.median()
         apart = abs(new - old)
         if apart <= MARGIN or apart <= self.least * min(old, new):
@@ -216,12 +228,12 @@ class _Seen(NamedTuple):
     iteration: int
     seconds: float
     usual: float
-    waits: bool  # for its judgement
-    counts: float  # seconds that it has in a spell: a slow one is told by itself
+    waits: bool  # the judgement is deferred
+    counts: float  # seconds within a slow span: a stall counts as usual, it has its own record
 
 
 class _Kind:
-    """Iterations of one kind.
+    """Baseline and latest iterations of one kind.
 
     ::
 
@@ -229,27 +241,27 @@ class _Kind:
                            v
         each --> latest 16 --> window of 129: the baseline
                      |            ^
-                     +------------+  12 that agree on another level begin it anew
+                     +------------+  12 that agree on another level restart it
     """
 
     def __init__(
-        self, rule: _Rule, window: int, changes: list[LevelChange], spells: list[SlowSpan]
+        self, rule: _Rule, window: int, changes: list[LevelChange], spans: list[SlowSpan]
     ) -> None:
-        self._rule, self._changes, self._spells = rule, changes, spells
-        self.pace = SpanTracker(rule.least)
-        self.held: float | None = None  # the level before, that had lasted
+        self._rule, self._changes, self._spans = rule, changes, spans
+        self.span = SpanTracker(rule.least)
+        self.held: float | None = None  # the last level that lasted at least HELD iterations
         self._first: list[_Seen] = []
         self._window, self._group = _Window(window), _Window(GROUP)
         self._latest: deque[_Seen] = deque()
-        self._counted = 0  # of the latest, those that the window has already
+        self._counted = 0  # number of the latest that the window already contains
 
     @property
     def usual(self) -> float:
-        """Seconds; 0 while too few were seen."""
+        """Return the usual seconds; 0 while too few iterations were seen."""
         return self._window.median() if self._window else 0.0
 
     def take(self, iteration: int, seconds: float, judged: list[_Judgement]) -> None:
-        """The next iteration of this kind."""
+        """Add the next iteration of this kind."""
         if not self._window:
             self._first.append(_Seen(iteration, seconds, math.nan, True, seconds))
             if len(self._first) == FIRST:
@@ -260,25 +272,26 @@ class _Kind:
             self._move(judged)
 
     def settle(self, before: int, judged: list[_Judgement]) -> None:
-        """Hold back nothing that is older."""
+        """Judge the deferred iterations before this index."""
         if self._first and self._first[0].iteration < before:
             if len(self._first) >= ENOUGH:
                 self._begin(judged)
             else:
                 self._first = [self._give_up(seen, before, judged) for seen in self._first]
-        for place, seen in enumerate(self._latest):
+        for index, seen in enumerate(self._latest):
             if seen.waits and seen.iteration < before:
                 judged.append((seen.iteration, seen.usual, True))
-                self._latest[place] = seen._replace(waits=False)
+                self._latest[index] = seen._replace(waits=False)
 
     def _give_up(self, seen: _Seen, before: int, judged: list[_Judgement]) -> _Seen:
-        """Too few are known to say anything; its seconds still help to find the baseline."""
+        """Judge without a baseline, as not slow; the seconds still count for the baseline."""
         if not seen.waits or seen.iteration >= before:
             return seen
         judged.append((seen.iteration, math.nan, False))
         return seen._replace(waits=False)
 
     def _begin(self, judged: list[_Judgement]) -> None:
+        """Form the baseline from the first iterations, and judge them by it."""
         for seen in self._first:
             self._window.add(seen.seconds)
         self._counted = len(self._first)
@@ -287,7 +300,7 @@ class _Kind:
         self._first = []
 
     def _enter(self, seen: _Seen, judged: list[_Judgement]) -> None:
-        """Compare with the baseline; what is slow waits among the latest."""
+        """Compare with the baseline; defer the judgement of a slow iteration."""
         usual, is_slow = self._window.median(), self._rule.is_slow(seen.seconds, self._window)
         if seen.waits and not is_slow:
             judged.append((seen.iteration, usual, False))
@@ -297,10 +310,10 @@ class _Kind:
         waits = seen.waits and is_slow
         self._latest.append(_Seen(seen.iteration, seen.seconds, usual, waits, counts))
         self._group.add(seen.seconds)
-        self.pace.add(seen.iteration, counts)
+        self.span.add(seen.iteration, counts)
 
     def _leave(self, judged: list[_Judgement]) -> None:
-        """The oldest of the latest: no change of level can claim it any more."""
+        """Judge the oldest of the latest, which no change of level can include any more."""
         seen = self._latest.popleft()
         if seen.waits:
             judged.append((seen.iteration, seen.usual, True))
@@ -308,11 +321,11 @@ class _Kind:
             self._counted -= 1
         else:
             self._window.add(seen.seconds)
-            if self.pace.is_back(self._window.median()):  # little by little
-                self._spells.append(self.pace.end())
+            if self.span.is_back(self._window.median()):  # gradually, without a change of level
+                self._spans.append(self.span.end())
 
     def _move(self, judged: list[_Judgement]) -> None:
-        """Begin the baseline anew, if the latest agree on one."""
+        """Restart the baseline if the latest iterations agree on a level."""
         old, new = self._window.median(), self._group.median()
         band = min(abs(new - old) / 2, self._rule.least * new)
         near = [seen for seen in self._latest if abs(seen.seconds - new) <= band]
@@ -320,14 +333,14 @@ class _Kind:
             return
         start = near[0].iteration
         self._changes.append(LevelChange(start, old, new))
-        if len(self._window) >= HELD and not self.pace.is_slow:
+        if len(self._window) >= HELD and not self.span.is_slow:
             self.held = old
         self._window.clear()
         for seen in self._latest:
             if seen.iteration >= start:
                 self._window.add(seen.seconds)
         usual = self._window.median()
-        counts: list[tuple[_Seen, float]] = []  # from the start on, what each counts with
+        counts: list[tuple[_Seen, float]] = []  # seconds within a slow span, from `start` on
         for seen in self._latest:
             if seen.iteration < start:
                 if seen.waits:
@@ -345,16 +358,16 @@ class _Kind:
         self._counted = 0
 
     def _count(self, start: int, old: float, new: float, since: list[tuple[_Seen, float]]) -> None:
-        """What a level that has changed means for a spell that goes on, or begins now."""
-        pace, usual = self.pace, self.pace.usual or self.held
-        if pace.is_slow and new < old and not pace.is_back(new):
+        """Continue, end or begin a slow span after a change of the level."""
+        span, usual = self.span, self.span.usual or self.held
+        if span.is_slow and new < old and not span.is_back(new):
             for seen, counts in since:
-                pace.correct(counts - seen.counts)
+                span.correct(counts - seen.counts)
             return
-        if pace.is_slow:
-            pace.drop(start, [seen.counts for seen, _ in since])
-            self._spells.append(pace.end())
+        if span.is_slow:
+            span.drop(start, [seen.counts for seen, _ in since])
+            self._spans.append(span.end())
         if usual is not None and new > usual * (1 + self._rule.least):
-            pace.begin(start, usual)
+            span.begin(start, usual)
             for seen, counts in since:
-                pace.add(seen.iteration, counts)
+                span.add(seen.iteration, counts)

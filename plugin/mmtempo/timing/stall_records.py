@@ -1,4 +1,4 @@
-"""What there is to say of iterations that were slow: one alone, or many one after the other."""
+"""Records of slow iterations: single stalls, changes of the level, and slow spans."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from .level_shift import SlowSpan
 from .stall_detector import GROUP, LevelChange
 from .timeline import NANO, Block, Timeline
 
-# Iterations that a usual one is taken from.
-RECENT = 129
-AS_USUAL = 0.2  # of the usual time more or less
+RECENT = 129  # number of earlier iterations that define what is usual
+AS_USUAL = 0.2  # relative distance from a level within which an iteration belongs to it
 UNKNOWN, PACE = 'unexplained', 'pace'
-# Seconds among what a machine has to say of some time.
+# Evidence of the machine that is measured in seconds.
 SECONDS = {'psi_cpu', 'psi_memory', 'psi_io', 'throttled'}
 
 
 @dataclass(frozen=True)
 class History:
-    """What a timeline keeps of the last iterations.
+    """Last iterations that a timeline keeps.
 
     Attributes:
-        block: They.
-        kinds: Of each.
-        first: The place of the first one in the stream.
+        block: The iterations.
+        kinds: Kind of each iteration.
+        first: Index of the first iteration in the stream.
     """
 
     block: Block
@@ -42,22 +41,23 @@ class History:
 
     @cached_property
     def facts(self) -> _Facts:
+        """Return the counts of each iteration."""
         return _Facts(self.block.facts)
 
     def alike(self, row: int) -> tuple[np.ndarray, int]:
-        """Rows of its kind, and where it is among them."""
+        """Return the rows of the same kind as a row, and the index of the row among them."""
         rows = np.flatnonzero(self.kinds == self.kinds[row])
         return rows, int(np.searchsorted(rows, row))
 
 
 class StallRecords:
-    """Makes entries: dicts for a file, with what people are told as `text`.
+    """Builder of records: dicts for a file, with a sentence for the log as `text`.
 
     Args:
-        timeline: Of the training.
-        facts: Names of what it counts.
-        categories: Of phases that are hooks; looked up when an entry is made.
-        machine: What the machine has to say of the time between two moments of
+        timeline: Timeline of the training.
+        facts: Names of its counts.
+        categories: Category by phase, for phases that are hooks; looked up when a record is made.
+        machine: Function that returns the evidence of the machine between two times of
             `time.perf_counter`. Defaults to None.
     """
 
@@ -71,116 +71,114 @@ class StallRecords:
         self._timeline, self._facts = timeline, facts
         self._categories, self._machine = categories, machine
 
-    def of_one(self, kept: History, place: int, usual: float) -> dict[str, Any] | None:
-        """Of an iteration; None where nothing is kept of it.
+    def of_one(self, history: History, index: int, usual: float) -> dict[str, Any] | None:
+        """Return the record of a slow iteration; None if the history does not contain it.
 
         Args:
-            kept: What is known.
-            place: Its own, in the stream.
-            usual: Seconds that such iterations take.
+            history: Last iterations of the timeline.
+            index: Index of the iteration in the stream.
+            usual: Usual seconds of such iterations.
         """
-        block, row = kept.block, place - kept.first
+        block, row = history.block, index - history.first
         if row < 0:
             return None
-        alike, at = kept.alike(row)
+        alike, at = history.alike(row)
         near = alike[max(0, at - RECENT) :][: RECENT + 17]
         seconds, start = float(block.seconds[row]), self._clock(block.starts[row])
-        counted, usually_counted = kept.facts.of(row, near)
+        counted, usual_counts = history.facts.of(row, near)
         slow = SlowIteration(
             number=int(block.numbers[row]),
             seconds=seconds,
             usual=usual,
             spent=_named(self._timeline.names, block.spent[row]),
-            usually=_named(self._timeline.names, np.median(block.spent[near], axis=0)),
+            usual_spent=_named(self._timeline.names, np.median(block.spent[near], axis=0)),
             facts=_named(self._facts, counted),
-            usual_facts=_named(self._facts, usually_counted),
-            machine=self._seen(start, start + seconds),
+            usual_facts=_named(self._facts, usual_counts),
+            machine=self._evidence(start, start + seconds),
             note=block.notes[row] or {},
         )
-        found = diagnose(slow, self._categories)
+        diagnosis = diagnose(slow, self._categories)
         return dict(
             iter=slow.number,
             time=time.time() - (time.perf_counter() - start),
             seconds=seconds,
             usual=usual,
             lost=slow.lost,
-            **_blamed(found),
-            text=f'took {duration(seconds)} instead of {duration(usual)}: {found.why}',
+            **_fields(diagnosis),
+            text=f'took {duration(seconds)} instead of {duration(usual)}: {diagnosis.why}',
         )
 
-    def of_change(self, kept: History, change: LevelChange) -> dict[str, Any]:
-        """From an iteration on the pace is another one; where it is slower, why."""
-        entry: dict[str, Any] = dict(
+    def of_change(self, history: History, change: LevelChange) -> dict[str, Any]:
+        """Return the record of a change of the level, with the cause where it is slower."""
+        record: dict[str, Any] = dict(
             iter=self._timeline.before + change.iteration + 1,
             old=change.old,
             new=change.new,
             text=f'takes {duration(change.new)} instead of {duration(change.old)} from here on',
         )
-        found = self._why(kept, change) if change.new > change.old else None
-        if found is not None:
-            entry.update(_blamed(found), text=f'{entry["text"]}: {found.why}')
-        return entry
+        diagnosis = self._why(history, change) if change.new > change.old else None
+        if diagnosis is not None:
+            record.update(_fields(diagnosis), text=f'{record["text"]}: {diagnosis.why}')
+        return record
 
-    def of_spell(self, spell: SlowSpan, changes: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Of many iterations, as of one.
+    def of_span(self, span: SlowSpan, changes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the record of a slow span.
 
         Args:
-            spell: They.
-            changes: Entries, that of its beginning among them.
+            span: The slow span.
+            changes: Records of changes, among them the one with which the span began.
         """
-        first, last = (self._timeline.before + one + 1 for one in (spell.first, spell.last))
+        first, last = (self._timeline.before + one + 1 for one in (span.first, span.last))
         change = next((one for one in changes if one['iter'] == first), {})
-        took = spell.usual + spell.lost / spell.iterations
+        took = span.usual + span.lost / span.iterations
         parts = change.get('parts') or [dict(category=PACE, cause='slower pace', seconds=1.0)]
         whole = sum(part['seconds'] for part in parts)
-        parts = [
-            dict(_slower(part), seconds=part['seconds'] / whole * spell.lost) for part in parts
-        ]
-        until = '' if spell.is_over else ', up to the last one,'
+        parts = [dict(_slower(part), seconds=part['seconds'] / whole * span.lost) for part in parts]
+        until = '' if span.is_over else ', up to the last iteration,'
         why = ', and '.join(part['cause'] for part in parts)
         return dict(
             iter=first,
             until=last,
-            iterations=spell.iterations,
+            iterations=span.iterations,
             seconds=took,
-            usual=spell.usual,
-            lost=spell.lost,
+            usual=span.usual,
+            lost=span.lost,
             phase=change.get('phase', UNKNOWN),
             cause=parts[0]['cause'],
             category=parts[0]['category'],
             parts=parts,
             evidence=change.get('evidence', {}),
-            text=f'and {spell.iterations - 1} more{until} took {duration(took)} each instead of '
-            f'{duration(spell.usual)}: {why}',
+            text=f'and {span.iterations - 1} more{until} took {duration(took)} each instead of '
+            f'{duration(span.usual)}: {why}',
         )
 
-    def _why(self, kept: History, change: LevelChange) -> Diagnosis | None:
-        """What usual iterations have more of than those before; None where that is not known."""
-        block, row = kept.block, change.iteration - kept.first
+    def _why(self, history: History, change: LevelChange) -> Diagnosis | None:
+        """Diagnose a slower level by its typical iteration; None where that is unknown."""
+        block, row = history.block, change.iteration - history.first
         if row < 0:
             return None
-        alike, at = kept.alike(row)
+        alike, at = history.alike(row)
         before, since = alike[max(0, at - RECENT) : at], alike[at : at + GROUP]
-        # Of the level that has changed, not of others before.
+        # Compare with the last level only, not with levels before it.
         apart = np.abs(block.seconds[before] - change.old)
         earlier = before[apart <= AS_USUAL * change.old]
         if not len(earlier):
             return None
-        names, facts = self._timeline.names, kept.facts
-        # The first one of a new shape takes longer, so that the pace may change behind it only.
+        names, facts = self._timeline.names, history.facts
+        # The first iteration of a new shape takes longer, so the level may change only after it.
         notes = [block.notes[one] or {} for one in [*before[-GROUP:], row]]
         note = next((one for one in notes if one.get('is_new_shape')), notes[-1])
         end = block.starts[since[-1]] + block.seconds[since[-1]]
-        machine = self._seen(self._clock(block.starts[row]), self._clock(end))
+        machine = self._evidence(self._clock(block.starts[row]), self._clock(end))
         slow = SlowIteration(
             number=int(block.numbers[row]),
             seconds=change.new,
             usual=change.old,
             spent=_named(names, np.median(block.spent[since], axis=0)),
-            usually=_named(names, np.median(block.spent[earlier], axis=0)),
+            usual_spent=_named(names, np.median(block.spent[earlier], axis=0)),
             facts=_named(self._facts, facts.usual(since)),
             usual_facts=_named(self._facts, facts.usual(earlier)),
-            # Of a single one, as all else here.
+            # Seconds of one iteration, as all other values here.
             machine={
                 key: value / len(since) if key in SECONDS else value
                 for key, value in machine.items()
@@ -190,21 +188,22 @@ class StallRecords:
         return diagnose(slow, self._categories) if slow.is_explained() else None
 
     def _clock(self, seconds: float) -> float:
-        """A moment of the timeline, as of `time.perf_counter`."""
+        """Convert a time of the timeline to one of `time.perf_counter`."""
         return self._timeline.began * NANO + float(seconds)
 
-    def _seen(self, start: float, end: float) -> dict[str, Any]:
+    def _evidence(self, start: float, end: float) -> dict[str, Any]:
+        """Return the evidence of the machine; empty where it is not sampled."""
         return {} if self._machine is None else self._machine(start, end)
 
 
 class _Facts:
-    """What iterations have added to totals that are not read in each of them.
+    """Counts of single iterations, from running totals that are not read in each of them.
 
-    What was added between two reads is shared among the iterations there; of one that was slow,
-    it has all but what is usual of the others.
+    The increase between two reads is shared equally among the iterations between them. A slow
+    iteration gets all of it except for the usual share of the others.
 
     Args:
-        totals: Of each iteration in a row; nan where nobody has read them.
+        totals: Running totals, one row per iteration; nan where they were not read.
     """
 
     def __init__(self, totals: np.ndarray) -> None:
@@ -218,39 +217,40 @@ class _Facts:
             self._among[known] = np.repeat(apart, apart)
 
     def usual(self, near: np.ndarray) -> np.ndarray:
-        """What these iterations usually add; nan where that is not known."""
+        """Return the median counts of these iterations; nan where they are unknown."""
         known = near[self._among[near] > 0]
         if not len(known):
             return np.full(self._added.shape[1], np.nan)
         return np.median(self._added[known], axis=0)
 
     def of(self, row: int, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What an iteration that was slow has added, and what those near it usually do."""
+        """Return the counts of a slow iteration, and the usual counts of iterations near it."""
         usual = self.usual(near)
         if np.isnan(usual).any():
             usual = self._added[row]
         return usual + self._among[row] * (self._added[row] - usual), usual
 
 
-def _blamed(found: Diagnosis) -> dict[str, Any]:
-    first = found.parts[0]
+def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the fields of a record that describe a diagnosis."""
+    first = diagnosis.parts[0]
     return dict(
-        phase=found.phase,
+        phase=diagnosis.phase,
         cause=first.cause,
         category=first.category,
-        parts=[vars(part) for part in found.parts],
-        evidence=found.evidence,
+        parts=[vars(part) for part in diagnosis.parts],
+        evidence=diagnosis.evidence,
     )
 
 
 def _slower(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a slower spell; a phase alone explains it as little as a single stall."""
+    """Return a part of a slow span; a phase alone is no cause, as for a single stall."""
     if part['category'] != UNKNOWN:
         return part
     return dict(part, category=PACE, cause=f'slower {part["cause"]}')
 
 
 def _named(names: Iterable[str], values: np.ndarray) -> dict[str, float]:
-    """Without what is not known."""
+    """Return values by name, without unknown ones."""
     pairs = zip(names, values.tolist())
     return {name: value for name, value in pairs if not math.isnan(value)}

@@ -1,4 +1,4 @@
-"""What slow iterations have cost: the worst of them, and sums by cause."""
+"""Cost of slow iterations: the longest stalls, and sums by cause."""
 
 from __future__ import annotations
 
@@ -10,45 +10,58 @@ from typing import Any
 
 from .periods import find_period
 
-# Entries of a cause that a period is looked for in.
+# Number of the latest records of a cause that are searched for a period.
 MOST_OF_A_CAUSE = 256
 MOST_CAUSES = 64
-# Samples named with a period.
+# Number of samples that are named with a period.
 MOST_SAMPLES = 16
 
 
 class LongestStalls:
-    """The stalls that have lost most."""
+    """Stall records with the most lost time.
+
+    Args:
+        most: Maximum number of records.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._heap: list[tuple[float, int, dict]] = []
         self._seen = 0
 
-    def add(self, entry: dict) -> None:
+    def add(self, record: dict) -> None:
+        """Add a record; drop the shortest where there are too many."""
         self._seen += 1
-        heapq.heappush(self._heap, (entry['lost'], -self._seen, entry))
+        heapq.heappush(self._heap, (record['lost'], -self._seen, record))
         if len(self._heap) > self._most:
             heapq.heappop(self._heap)
 
     def all(self) -> list[dict]:
-        return [entry for *_, entry in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
+        """Return the records, the longest first."""
+        return [record for *_, record in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
 
 
 class StallTotals:
-    """What was lost, by cause."""
+    """Sums of the lost time by cause.
+
+    Attributes:
+        seconds: Seconds lost in total.
+        count: Number of slow iterations.
+        by_cause: Seconds, count and category by cause.
+    """
 
     def __init__(self) -> None:
         self.seconds, self.count = 0.0, 0
         self.by_cause: dict[str, dict[str, Any]] = {}
         self._latest: dict[str, deque[tuple[int, int | None, list[int]]]] = {}
 
-    def add(self, entry: dict) -> None:
-        count = entry.get('iterations', 1)
-        self.seconds += entry['lost']
+    def add(self, record: dict) -> None:
+        """Add a stall record."""
+        count = record.get('iterations', 1)
+        self.seconds += record['lost']
         self.count += count
-        evidence = entry['evidence']
-        for part in entry['parts']:
+        evidence = record['evidence']
+        for part in record['parts']:
             cause = part['cause']
             if cause not in self.by_cause and len(self.by_cause) >= MOST_CAUSES:
                 cause = 'other causes'
@@ -58,27 +71,31 @@ class StallTotals:
             sums['seconds'] += part['seconds']
             sums['count'] += count
             if count > 1:
-                continue  # one after the other: there is no gap between them
+                continue  # consecutive iterations have no gaps to find a period in
             latest = self._latest.setdefault(cause, deque(maxlen=MOST_OF_A_CAUSE))
-            latest.append((entry['iter'], evidence.get('worker'), _culprits(evidence)))
+            latest.append((record['iter'], evidence.get('worker'), _culprits(evidence)))
 
-    def including(self, entries: list[dict]) -> StallTotals:
-        """A copy with these as well, which may have to be added once more when they have ended."""
-        found = copy.deepcopy(self)
-        for entry in entries:
-            found.add(entry)
-        return found
+    def including(self, records: list[dict]) -> StallTotals:
+        """Return a copy with these records, which are open and will be added when they end."""
+        totals = copy.deepcopy(self)
+        for record in records:
+            totals.add(record)
+        return totals
 
     def periods(self, intervals: Mapping[str, int | None]) -> list[dict[str, Any]]:
-        """Causes that come every so many iterations."""
+        """Return the causes that recur periodically.
+
+        Args:
+            intervals: Known intervals by name, in iterations; None where unknown.
+        """
         found = []
         for cause, latest in self._latest.items():
             period = find_period([iteration for iteration, *_ in latest], intervals)
             if period is None:
                 continue
-            on_it = [one for one in latest if one[0] % period.every == period.residue]
-            workers = Counter(worker for _, worker, _ in on_it if worker is not None)
-            samples = Counter(sample for *_, made in on_it for sample in made)
+            periodic = [one for one in latest if one[0] % period.every == period.residue]
+            workers = Counter(worker for _, worker, _ in periodic if worker is not None)
+            samples = Counter(sample for *_, slow in periodic for sample in slow)
             found.append(
                 dict(
                     every=period.every,
@@ -95,7 +112,7 @@ class StallTotals:
 
 
 def _culprits(evidence: dict) -> list[int]:
-    """The sample that took longest, or where that is not known, all of its batch."""
+    """Return the sample that took longest; all samples of the batch where it is unknown."""
     if 'slowest_sample' in evidence:
         return [evidence['slowest_sample']]
     return evidence.get('samples', [])

@@ -1,4 +1,4 @@
-"""From a timeline to what people ask: how fast, how smooth, what was lost, and to what."""
+"""Statistics of iterations: speed, evenness, and the time lost to each cause."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from .stall_records import History, StallRecords
 from .stall_totals import LongestStalls, StallTotals
 from .timeline import Block, Timeline
 
-KEEP = 50  # stalls that are kept, the longest
+KEEP = 50  # number of longest stalls that are kept
 MOST_CHANGES = 64
 EVALUATION = 'evaluation'
-# Times the median of a window: what takes longer does not count as steady.
-SLOW = 1.25
-EVEN = 0.10  # coefficient of variation that a training stays below
+SLOW = 1.25  # multiple of the median of a window above which an iteration is not steady
+EVEN = 0.10  # coefficient of variation below which a training is even
 
 
 def is_even(cv: float) -> bool:
-    """Whether iterations vary as little as they should."""
+    """Return whether a coefficient of variation is below the target."""
     return cv < EVEN
 
 
 class IterationStats:
-    """Statistics over a training of any length, in fixed memory.
+    """Statistics over a training of any length, in constant memory.
 
     Args:
-        timeline: Of the training.
-        facts: Names of what the timeline counts: totals, of which differences are taken.
-            Defaults to ().
-        categories: Of phases that are hooks; looked up when a stall is found. Defaults to None.
-        factor: How many times the usual deviation an iteration must take longer to be a stall.
+        timeline: Timeline of the training.
+        facts: Names of the counts of the timeline, which are running totals. Defaults to ().
+        categories: Category by phase, for phases that are hooks; looked up when a stall is found.
+            Defaults to None.
+        factor: Number of usual deviations by which a stall exceeds the usual time.
             Defaults to 8.0.
-        keep: How many stalls are kept, the longest. Defaults to 50.
-        machine: What the machine has to say of the time between two moments of
+        keep: Number of longest stalls that are kept. Defaults to 50.
+        machine: Function that returns the evidence of the machine between two times of
             `time.perf_counter`. Defaults to None.
-        kinds_by: The phase that tells kinds of iterations apart: those with it are compared with
-            each other, and so are those without. Defaults to None: all are of one kind.
+        kinds_by: Phase that separates two kinds of iterations: those with this phase are compared
+            with each other, and so are those without. Defaults to None: all are of one kind.
     """
 
     def __init__(
@@ -59,64 +58,67 @@ class IterationStats:
     ) -> None:
         self._timeline, self._kinds_by = timeline, kinds_by
         categories = {} if categories is None else categories
-        self._entries = StallRecords(timeline, facts, categories, machine)
+        self._records = StallRecords(timeline, facts, categories, machine)
         self._detector = StallDetector(factor)
         self._longest = LongestStalls(keep)
         self._lost = StallTotals()
         self._taken = 0
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
-        self._new_changes: list[dict[str, Any]] = []
+        self._pending_changes: list[dict[str, Any]] = []
         self._whole, self._spread = LogHistogram(), _Spread()
         self._phases: dict[str, LogHistogram] = {}
 
     @property
     def suspect(self) -> float:
-        """Seconds from which on an iteration may turn out to be slow; 0 while that is not known."""
+        """Return the seconds from which on an iteration may be judged slow; 0 while unknown."""
         return self._detector.suspect
 
     @property
     def lost_share(self) -> float:
-        """Of all time so far, what slow iterations have lost."""
+        """Return the share of all time so far that was lost to slow iterations."""
         seconds = sum(phase.total for phase in self._phases.values())
-        lost = self._lost.seconds + sum(one.lost for one in self._detector.open_spells())
+        lost = self._lost.seconds + sum(one.lost for one in self._detector.open_spans())
         return lost / seconds if seconds else 0.0
 
     def take(self, is_last: bool = False) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-        """What iterations took that have ended since the last time, and stalls found meanwhile.
+        """Return figures of the iterations that ended since the last call, and the stalls found.
 
         Args:
-            is_last: Whether no more will come: then all of them are judged. Defaults to False.
+            is_last: Whether no more iterations follow, so that all are judged now.
+                Defaults to False.
         """
         block = self._timeline.last(self._timeline.ended - self._taken)
         self._taken = self._timeline.ended
         found = self._detector.look(block.seconds, self._kinds(block))
-        stalls = self._blame(found.iterations, found.usual, found.is_slow)
+        stalls = self._stalls(found.iterations, found.usual, found.is_slow)
         accepted = self._note_changes()
         if is_last:
             rest = self._detector.flush()
-            stalls += self._blame(rest.iterations, rest.usual, rest.is_slow)
-        lost = sum(stall['lost'] for stall in stalls)  # slow spells are older than this window
-        spells = self._detector.take_spells()
-        stalls += self._keep(self._of_spells(one for one in spells if one.first not in accepted))
+            stalls += self._stalls(rest.iterations, rest.usual, rest.is_slow)
+        lost = sum(
+            stall['lost'] for stall in stalls
+        )  # without slow spans, which are older than this window
+        spans = self._detector.take_spans()
+        stalls += self._keep(self._of_spans(one for one in spans if one.first not in accepted))
         if not len(block):
             return None, stalls
         self._count(block)
         return self._figures_of(block, lost), stalls
 
     def take_changes(self) -> list[dict[str, Any]]:
-        """Of the pace, found by `take` since this was asked last."""
-        changes, self._new_changes = self._new_changes, []
+        """Return the records of changes of the level that `take` found since the last call."""
+        changes, self._pending_changes = self._pending_changes, []
         return changes
 
     def summary(self, intervals: Mapping[str, int | None]) -> dict[str, Any]:
-        """Over all that was taken.
+        """Return the statistics over all iterations taken.
 
         Args:
-            intervals: What comes every so many iterations, by name, to find it in stalls.
+            intervals: Known intervals by name, in iterations, to find periods in the stalls.
         """
         seconds = sum(phase.total for phase in self._phases.values())
-        spells = self._of_spells(self._detector.open_spells())
-        whole = self._lost.including(spells) if spells else self._lost
+        spans = self._of_spans(self._detector.open_spans())
+        whole = self._lost.including(spans) if spans else self._lost
         lost = whole.seconds
         count, before = self._whole.count, self._timeline.before
         edges, counts = self._whole.bars()
@@ -131,23 +133,23 @@ class IterationStats:
             p95=self._whole.quantile(0.95),
             p99=self._whole.quantile(0.99),
             histogram=dict(edges=edges, counts=counts),
-            phases={name: _of_phase(one, seconds) for name, one in self._phases.items()},
+            phases={name: _phase_figures(one, seconds) for name, one in self._phases.items()},
             lost=dict(
                 seconds=lost,
                 share=lost / seconds if seconds else 0.0,
                 count=whole.count,
                 by_cause=whole.by_cause,
             ),
-            stalls=sorted([*spells, *self._longest.all()], key=lambda one: -one['lost']),
+            stalls=sorted([*spans, *self._longest.all()], key=lambda one: -one['lost']),
             periods=self._lost.periods(intervals),
             changes=list(self._changes),
         )
 
     def ring(self, most: int | None = None) -> dict[str, Any]:
-        """The last iterations, phase by phase.
+        """Return the seconds of the last iterations by phase.
 
         Args:
-            most: How many at most. Defaults to None: all that the timeline keeps.
+            most: Maximum number of iterations. Defaults to None: all that the timeline keeps.
         """
         block = self._timeline.last(self._timeline.ended if most is None else most)
         rows = zip(block.numbers.tolist(), block.starts.tolist(), block.spent.tolist())
@@ -190,66 +192,69 @@ class IterationStats:
             phases=dict(zip(self._timeline.names, block.spent.sum(axis=0).tolist())),
         )
 
-    def _blame(
-        self, places: np.ndarray, usual: np.ndarray, is_slow: np.ndarray
+    def _stalls(
+        self, indices: np.ndarray, usual: np.ndarray, is_slow: np.ndarray
     ) -> list[dict[str, Any]]:
-        """Entries of those that are slow."""
+        """Return the records of the slow iterations."""
         if not is_slow.any():
             return []
-        kept = self._kept()
-        pairs = zip(places[is_slow].tolist(), usual[is_slow].tolist())
-        found = [self._entries.of_one(kept, place, seconds) for place, seconds in pairs]
-        return self._keep([entry for entry in found if entry is not None])
+        history = self._history()
+        pairs = zip(indices[is_slow].tolist(), usual[is_slow].tolist())
+        found = [self._records.of_one(history, index, seconds) for index, seconds in pairs]
+        return self._keep([record for record in found if record is not None])
 
-    def _keep(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for entry in entries:
-            self._longest.add(entry)
-            self._lost.add(entry)
-        return entries
+    def _keep(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for record in records:
+            self._longest.add(record)
+            self._lost.add(record)
+        return records
 
-    def _kept(self) -> History:
+    def _history(self) -> History:
         block = self._timeline.last(self._timeline.ended)
         return History(block, self._kinds(block), self._timeline.ended - len(block))
 
     def _note_changes(self) -> set[int]:
-        """Of the pace; where slower ones begin that are no loss, since more is asked for."""
+        """Record changes of the level; return the starts of slower ones that are no loss.
+
+        A new input shape is no loss: the iterations do more work.
+        """
         changes = self._detector.take_changes()
         accepted: set[int] = set()
         if not changes:
             return accepted
-        kept = self._kept()
+        history = self._history()
         for change in changes:
-            entry = self._entries.of_change(kept, change)
-            if any(part['cause'] == NEW_SHAPE for part in entry.get('parts', ())):
+            record = self._records.of_change(history, change)
+            if any(part['cause'] == NEW_SHAPE for part in record.get('parts', ())):
                 self._detector.accept(change)
                 accepted.add(change.iteration)
-            self._changes.append(entry)
-            self._new_changes.append(entry)
+            self._changes.append(record)
+            self._pending_changes.append(record)
         return accepted
 
-    def _of_spells(self, spells: Iterable[SlowSpan]) -> list[dict[str, Any]]:
-        found = (one for one in spells if one.iterations > 1 and one.lost > 0)
-        return [self._entries.of_spell(one, self._changes) for one in found]
+    def _of_spans(self, spans: Iterable[SlowSpan]) -> list[dict[str, Any]]:
+        found = (one for one in spans if one.iterations > 1 and one.lost > 0)
+        return [self._records.of_span(one, self._changes) for one in found]
 
     def _kinds(self, block: Block) -> np.ndarray:
-        """Of each iteration, whether it has the phase that tells."""
+        """Return the kind of each iteration: whether it has the phase `kinds_by`."""
         if self._kinds_by not in self._timeline.names:
             return np.zeros(len(block), bool)
         return block.spent[:, self._timeline.names.index(self._kinds_by)] > 0
 
 
 def _steady_seconds(seconds: np.ndarray, kinds: np.ndarray) -> float:
-    """What iterations take in all, slow ones counted as usual ones of their kind."""
+    """Return the total seconds, with slow iterations counted as usual ones of their kind."""
     total = 0.0
     for kind in np.unique(kinds):
-        alike = seconds[kinds == kind]
-        usual = float(np.median(alike))
-        total += float(np.where(alike > SLOW * usual, usual, alike).sum())
+        same = seconds[kinds == kind]
+        usual = float(np.median(same))
+        total += float(np.where(same > SLOW * usual, usual, same).sum())
     return total
 
 
 class _Spread:
-    """Mean and deviation of as many values as there are; by Welford, block by block."""
+    """Mean and deviation of a stream, updated by Welford's method block by block."""
 
     def __init__(self) -> None:
         self._count, self._mean, self._squares = 0, 0.0, 0.0
@@ -264,13 +269,13 @@ class _Spread:
 
     @property
     def cv(self) -> float | None:
-        """Deviation over mean; None of fewer than two."""
+        """Return the coefficient of variation; None for fewer than two values."""
         if self._count < 2 or not self._mean:
             return None
         return math.sqrt(self._squares / self._count) / self._mean
 
 
-def _of_phase(phase: LogHistogram, seconds: float) -> dict[str, Any]:
+def _phase_figures(phase: LogHistogram, seconds: float) -> dict[str, Any]:
     return dict(
         seconds=phase.total,
         share=phase.total / seconds if seconds else 0.0,

@@ -1,4 +1,4 @@
-"""A ledger of a training's time: each moment belongs to one phase of one iteration."""
+"""Ledger of training time: each moment belongs to one phase of one iteration."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 NANO = 1e-9
-FIRST = 0  # the number of the phase that an iteration begins with
-# Columns of the ledger; what comes when all have a name is charged to the last one.
+FIRST = 0  # number of the phase with which an iteration begins
+# Columns of the ledger; phases beyond are charged to the last one.
 MOST_PHASES = 64
-BEGIN = MOST_PHASES  # in the log: the first phase is over, of an iteration that begins with it
+BEGIN = MOST_PHASES  # in the log: end of the first phase of an iteration
 
 
 @dataclass
 class Block:
-    """Iterations that have ended, one after the other.
+    """Consecutive iterations that have ended.
 
     Attributes:
-        numbers: Which they are.
-        starts: Seconds on the timeline's clock at which each began.
-        spent: Seconds of each in each phase.
-        facts: What was counted while they ran; nan where nobody has.
-        notes: What else whoever measured them has to say of each.
+        numbers: Number of each iteration.
+        starts: Start of each iteration, in seconds since the timeline was created.
+        spent: Seconds by iteration and phase.
+        facts: Counts by iteration; nan where they were not read.
+        notes: Note attached to each iteration; None where there is none.
     """
 
     numbers: np.ndarray
@@ -39,39 +39,40 @@ class Block:
 
     @property
     def seconds(self) -> np.ndarray:
-        """Of each iteration, whole."""
+        """Return the total seconds of each iteration."""
         return self.spent.sum(axis=1)
 
 
 class Timeline:
-    """Charges the time between two marks to a phase; the phases of an iteration sum to its time.
+    """Ledger that charges the time between two marks to a phase.
 
-    ::
+    The phases of an iteration sum to its time::
 
         ... mark(b) | first phase | begin ... mark(a) ... mark(b) | first phase | begin ...
-                       waits for the batch                           the one before ended there
+                     waits for the batch                         ^ the previous iteration ended
 
-    A mark is an entry in a list, since each iteration has dozens of them; where iterations end,
-    and what their phases sum to, is found when it is asked for. Memory is fixed: the last
-    `capacity` iterations are kept in rings.
+    An iteration has dozens of marks, so a mark only appends to a list. The ends of iterations and
+    the sums of their phases are computed on request. Memory is constant: the last `capacity`
+    iterations are kept in ring buffers.
 
     Args:
-        first: The phase that an iteration begins with.
-        facts: How many numbers are counted for an iteration. Defaults to 0.
-        capacity: How many iterations are kept. Defaults to 1024.
-        clock: Gives nanoseconds; `time.perf_counter_ns` if none is given.
-        before: The number of the iteration before the first one. Defaults to 0.
+        first: Name of the phase with which an iteration begins.
+        facts: Number of counts per iteration. Defaults to 0.
+        capacity: Number of iterations kept. Defaults to 1024.
+        clock: Clock in nanoseconds, `time.perf_counter_ns` by default.
+        before: Number of the last iteration before this timeline. Defaults to 0.
 
     Attributes:
-        names: Of the phases, by their number.
-        before: The number of the iteration before the first one.
-        number: Of the iteration that has begun last.
-        is_open: Whether that has not ended.
-        opened: When it began, by the clock.
-        log: What is not in the rings yet, in pairs: a phase and when it ended, or, with the
-            phase's complement, how much of what is marked next belongs to that one. First of all
-            is where the first iteration in it begins. It is always the same list, so
-            `log += (phase, clock())` is a mark, for who has no time for a call.
+        names: Names of the phases, by phase number.
+        before: Number of the last iteration before this timeline.
+        number: Number of the iteration that began last.
+        is_open: Whether that iteration has not ended.
+        opened: Time on the clock at which it began.
+        log: Entries that are not in the ring buffers yet, as a flat list of pairs: a phase and
+            the time of its end, or the complement of a phase and the nanoseconds that belong to
+            it out of the next marked phase. The first pair is the start of the first iteration in
+            the list. The list object never changes, so that `log += (phase, clock())` is a mark
+            without a function call.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class Timeline:
         self.began = self.opened = clock()
         self.is_open = False
         self.log: list[int] = [FIRST, self.began]
-        self._in_rings = 0  # iterations, ever
+        self._in_rings = 0  # number of iterations since the start
         self._capacity, self._full = capacity, before + capacity
-        self._counted: dict[int, Any] = {}  # by number, what was counted
-        self._noted: dict[int, Any] = {}  # and what else there is to say
+        self._counted: dict[int, Any] = {}  # counts by iteration number
+        self._noted: dict[int, Any] = {}  # notes by iteration number
         self._starts = np.zeros(capacity, np.int64)
         self._spent = np.zeros((capacity, MOST_PHASES), np.int64)
         self._facts = np.zeros((capacity, facts))
@@ -99,11 +100,11 @@ class Timeline:
 
     @property
     def ended(self) -> int:
-        """How many iterations have ended, ever."""
+        """Return the number of iterations that have ended since the start."""
         return self.number - self.before - int(self.is_open)
 
     def phase(self, name: str) -> int:
-        """The number of a phase; a new one where there was none of that name."""
+        """Return the number of a phase; register the name if it is new."""
         if name in self.names:
             return self.names.index(name)
         if len(self.names) == MOST_PHASES - 1:
@@ -114,16 +115,17 @@ class Timeline:
         return len(self.names) - 1
 
     def mark(self, phase: int) -> None:
-        """All since the last mark was this phase, but for what was carved out of it."""
+        """Charge the time since the last mark to a phase, except for what was carved out of it."""
         self.log += (phase, self.clock())
 
     def begin(self) -> float:
-        """All since the last mark was the first phase, of an iteration that begins with it.
+        """Begin an iteration: charge the time since the last mark to its first phase.
 
-        The one before has ended at that mark. Of the first, or behind `end`, all from there on.
+        The previous iteration ended at that mark. The first iteration, and one after `end`, also
+        gets all marks since the start or the `end`.
 
         Returns:
-            Seconds of that phase.
+            float: Seconds of the first phase.
         """
         log, now = self.log, self.clock()
         is_usual = self.is_open and log[-2] >= 0
@@ -135,86 +137,92 @@ class Timeline:
             opened = self.opened = log[-3]
             return (now - opened) * NANO
         self.is_open = True
-        self.opened = log[self._place() + 1]
+        self.opened = log[self._start_of_open() + 1]
         return self.spent(FIRST)
 
     def carve(self, name: str, nanoseconds: int) -> None:
-        """So much of the time that is marked next belongs to another phase."""
+        """Attribute a part of the time that is marked next to another phase."""
         self.log += (~self.phase(name), nanoseconds)
 
     def carved(self) -> int:
-        """Nanoseconds that are carved out of what is marked next, so far."""
-        total, place = 0, len(self.log) - 2
-        while self.log[place] < 0:
-            total += self.log[place + 1]
-            place -= 2
+        """Return the nanoseconds carved out of the time that is marked next, so far."""
+        total, index = 0, len(self.log) - 2
+        while self.log[index] < 0:
+            total += self.log[index + 1]
+            index -= 2
         return total
 
     def spent(self, phase: int) -> float:
-        """Seconds of the open iteration in a phase, so far."""
-        log, place = self.log, self._place()
-        last, carved, total = log[place + 1], 0, 0
-        for of, value in zip(log[place + 2 :: 2], log[place + 3 :: 2]):
-            if of < 0:
+        """Return the seconds of the open iteration in a phase, so far."""
+        log, start = self.log, self._start_of_open()
+        last, carved, total = log[start + 1], 0, 0
+        for entry, value in zip(log[start + 2 :: 2], log[start + 3 :: 2]):
+            if entry < 0:
                 carved += value
-                total += value * (~of == phase)
+                total += value * (~entry == phase)
                 continue
-            if of % BEGIN == phase:
+            if entry % BEGIN == phase:
                 total += value - last - carved
             last, carved = value, 0
         return total * NANO
 
     def set_facts(self, facts: Any) -> None:
-        """Store counts of the open iteration; later ones replace them. No-op without one."""
+        """Store the counts of the open iteration, replacing earlier ones.
+
+        No-op without an open iteration.
+        """
         if self.is_open:
             self._counted[self.number] = facts
 
     def annotate(self, note: Any) -> None:
-        """Attach a note to the open iteration, unless it has one. No-op without one."""
+        """Attach a note to the open iteration, unless it has one.
+
+        No-op without an open iteration.
+        """
         if self.is_open:
             self._noted.setdefault(self.number, note)
 
     def end(self) -> None:
-        """The open iteration has ended where its last mark was, and no other one begins yet."""
+        """End the open iteration at its last mark, without beginning another one."""
         self._sum_up(is_over=True)
         self.is_open = False
 
     def start(self) -> None:
-        """Begin anew where no iteration is open: what was since the last one belongs to none."""
+        """Drop the time since the last iteration; call it while no iteration is open."""
         self.log[:] = FIRST, self.clock()
 
     def last(self, count: int) -> Block:
-        """The iterations that have ended last, as many as are kept."""
+        """Return the last iterations that have ended, at most as many as are kept."""
         self._sum_up()
         count = min(count, self._in_rings, self._capacity)
-        places = np.arange(self._in_rings - count, self._in_rings)
-        rows = places % self._capacity
+        indices = np.arange(self._in_rings - count, self._in_rings)
+        rows = indices % self._capacity
         return Block(
-            numbers=places + self.before + 1,
+            numbers=indices + self.before + 1,
             starts=(self._starts[rows] - self.began) * NANO,
             spent=self._spent[rows, : len(self.names)] * NANO,
             facts=self._facts[rows],
             notes=[self._notes[row] for row in rows.tolist()],
         )
 
-    def _place(self) -> int:
-        """In the log, where the open iteration begins: the mark before its first phase."""
+    def _start_of_open(self) -> int:
+        """Return the index in the log of the mark before the first phase of the open iteration."""
         log = self.log
-        begins = (place for place in range(len(log) - 2, 0, -2) if log[place] == BEGIN)
-        place = next(begins, 0)
+        begins = (index for index in range(len(log) - 2, 0, -2) if log[index] == BEGIN)
+        index = next(begins, 0)
         if not next(begins, 0):
             return 0
-        place -= 2
-        while log[place] < 0:
-            place -= 2
-        return place
+        index -= 2
+        while log[index] < 0:
+            index -= 2
+        return index
 
     def _sum_up(self, is_over: bool = False) -> None:
-        """Bring what has ended into the rings; the open iteration as well, if that is over."""
+        """Move ended iterations from the log to the ring buffers; with `is_over`, all of them."""
         pairs = np.array(self.log, np.int64).reshape(-1, 2)
         marks = np.flatnonzero(pairs[:, 0] >= 0)
-        # Iterations end at the mark before the one with which the next begins; the first, at 0,
-        # has all that comes before its own.
+        # An iteration ends at the mark before the one with which the next begins; the first
+        # iteration, at 0, has all marks before its own.
         edges = np.flatnonzero(pairs[marks, 0] == BEGIN) - 1
         edges[:1] = 0
         if is_over:
@@ -222,8 +230,8 @@ class Timeline:
         count = len(edges) - 1
         if count < 1:
             return
-        places = np.arange(self._in_rings, self._in_rings + count)
-        rows, numbers = places % self._capacity, places + self.before + 1
+        indices = np.arange(self._in_rings, self._in_rings + count)
+        rows, numbers = indices % self._capacity, indices + self.before + 1
         self._starts[rows] = pairs[marks[edges[:-1]], 1]
         self._spent[rows] = _summed(pairs, marks, edges)
         self._facts[rows] = np.nan
@@ -231,7 +239,7 @@ class Timeline:
             self._notes[row] = self._noted.get(number)
             if number in self._counted:
                 self._facts[row] = self._counted[number]
-        # At last: whatever interrupts this, it can be done again.
+        # The log is cut last, so that a call after an interrupt repeats the work without loss.
         self.log[: 2 * marks[edges[-1]] + 1] = [FIRST]
         self._in_rings += count
         self._full += count
@@ -241,12 +249,12 @@ class Timeline:
 
 
 def _summed(pairs: np.ndarray, marks: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Nanoseconds in each phase, from one edge to the next.
+    """Return the nanoseconds in each phase, from one edge to the next.
 
     Args:
-        pairs: Of a log.
-        marks: Which of them are marks.
-        edges: Which of the marks are edges.
+        pairs: Pairs of a log.
+        marks: Indices of the pairs that are marks.
+        edges: Indices of the marks at which iterations start and end.
     """
     spent = np.zeros((len(edges) - 1, MOST_PHASES), np.int64)
     phase, value = pairs.T

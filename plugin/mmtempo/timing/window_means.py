@@ -1,4 +1,4 @@
-"""What the windows of a run say together: a single one says little of a device, or of a rank."""
+"""Means over the windows of a run; a single window is too short to judge a device or a rank."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 
 class WindowMeans:
-    """Takes windows one by one, in memory that does not grow.
+    """Means over windows, in constant memory.
 
     ::
 
         memory.device.utilisation  -> device_busy   mean, looks
-        ranks                      -> ranks         by name: max, rank, min, mean, least (the mean
-                                                    of min), usual, often, of
+        ranks                      -> ranks         by name: max, rank, min, mean, least (mean of
+                                                    min), usual (the most frequent rank), often,
+                                                    of (the number of windows)
     """
 
     def __init__(self) -> None:
@@ -24,10 +25,10 @@ class WindowMeans:
         self._ranks: dict[str, _Slowest] = {}
 
     def add(self, window: Mapping[str, Any]) -> None:
-        """The next window; what was not measured is not in it."""
+        """Add the next window; quantities that were not measured are absent from it."""
         memory = window.get('memory') or {}
         busy = (memory.get('device') or {}).get('utilisation')
-        # Short windows have the same sample.
+        # Several short windows share one sample of the device: count the sample once.
         if busy is not None and (memory.get('time') != self._looked_at or not self._looks):
             self._looked_at = memory.get('time')
             self._busy, self._looks = self._busy + busy, self._looks + 1
@@ -35,17 +36,17 @@ class WindowMeans:
             self._ranks.setdefault(name, _Slowest()).add(found)
 
     def figures(self) -> dict[str, Any]:
-        """For a summary; nothing of what no window has."""
-        found: dict[str, Any] = {}
+        """Return the means for a summary; quantities that no window has are absent."""
+        figures: dict[str, Any] = {}
         if self._looks:
-            found['device_busy'] = dict(mean=self._busy / self._looks, looks=self._looks)
+            figures['device_busy'] = dict(mean=self._busy / self._looks, looks=self._looks)
         if self._ranks:
-            found['ranks'] = {name: one.figures() for name, one in self._ranks.items()}
-        return found
+            figures['ranks'] = {name: one.figures() for name, one in self._ranks.items()}
+        return figures
 
 
 class _Slowest:
-    """How long the slowest process took, and which one it was."""
+    """Time of the slowest process over the windows, and its rank."""
 
     def __init__(self) -> None:
         self._latest: Mapping[str, Any] = {}
@@ -53,14 +54,14 @@ class _Slowest:
         self._ranks: Counter[int] = Counter()
 
     def add(self, found: Mapping[str, Any]) -> None:
-        """`max`, `rank` and `min` of a window."""
+        """Add `max`, `rank` and `min` of a window."""
         self._latest = found
         self._total += found['max']
-        self._least += found.get('min', math.nan)  # windows of before did not have it
+        self._least += found.get('min', math.nan)  # absent from files of older versions
         self._ranks[found['rank']] += 1
 
     def figures(self) -> dict[str, Any]:
-        """The latest; the mean of all; and which process it usually was, how often of how many."""
+        """Return the latest window, the means, and the rank that was slowest most often."""
         of = self._ranks.total()
         ((usual, often),) = self._ranks.most_common(1)
         return dict(

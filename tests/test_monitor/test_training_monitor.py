@@ -1,0 +1,110 @@
+"""A monitor measures a training, ends once, and leaves nothing in the runner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mmengine.dataset import InfiniteSampler
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mmtempo.monitor.options import MonitorOptions
+from mmtempo.monitor.training_monitor import TrainingMonitor, end_monitored, worker_of
+from mmtempo.utils import phases
+from tests.testing.toy import SPARSE, config
+
+OPTIONS = MonitorOptions.checked(None, 8.0, 0, None)
+
+
+class Monitors(Hook):
+    """Hook that begins a monitor and ends it in the given ways."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, *ends: Any) -> None:
+        self.ends = ends
+
+    def before_train(self, runner: Any) -> None:
+        self.monitor = TrainingMonitor(runner, OPTIONS)
+        self.monitor.begin(runner)
+        assert phases._active is self.monitor.timeline
+
+    def after_train(self, runner: Any) -> None:
+        for end in self.ends:
+            end(self.monitor, runner)
+
+
+def summary_after(work: Path, *ends: Any) -> dict:
+    cfg = config(work, SPARSE)
+    cfg.train_cfg.max_iters = 12
+    runner = Runner.from_cfg(cfg)
+    hook = Monitors(*ends)
+    runner.register_hook(hook)
+    runner.train()
+    assert phases._active is None
+    assert 'forward' not in vars(runner.model)
+    return json.loads((work / 'tempo_summary.json').read_text())
+
+
+def complete(monitor: TrainingMonitor, runner: Any) -> None:
+    monitor.leave(runner, is_complete=True)
+    assert 'call_hook' not in vars(runner)
+
+
+def abort(monitor: TrainingMonitor, runner: Any) -> None:
+    monitor.leave(runner, is_complete=False)
+
+
+def fail(monitor: TrainingMonitor, runner: Any) -> None:
+    end_monitored(ArithmeticError('no more'))
+
+
+@pytest.mark.parametrize(
+    ('ends', 'status', 'error'),
+    [
+        ([complete], 'completed', None),
+        ([abort], 'interrupted', None),
+        ([fail], 'crashed', 'ArithmeticError: no more'),
+        ([complete, fail, abort], 'completed', None),
+        ([fail, complete], 'crashed', 'ArithmeticError: no more'),
+    ],
+)
+def test_first_end_decides_the_status(
+    ends: list, status: str, error: str | None, tmp_path: Path
+) -> None:
+    summary = summary_after(tmp_path, *ends)
+    assert (summary['status'], summary['error']) == (status, error)
+    assert (summary['iterations'], summary['last_iter']) == (12, 12)
+    assert {'data', 'forward', 'backward', 'step'} <= set(summary['phases'])
+
+
+def runner_of(iteration: int = 0, by_epoch: bool = False, **loader: Any) -> Any:
+    class Loader(SimpleNamespace):
+        def __len__(self) -> int:
+            return 10
+
+    loop = SimpleNamespace(run_epoch=None) if by_epoch else SimpleNamespace()
+    return SimpleNamespace(iter=iteration, train_loop=loop, train_dataloader=Loader(**loader))
+
+
+ENDLESS = InfiniteSampler([0] * 8)
+
+
+@pytest.mark.parametrize(
+    ('runner', 'batch', 'worker'),
+    [
+        (runner_of(by_epoch=True, num_workers=4), 7, 3),
+        (runner_of(by_epoch=True, num_workers=4, iteration=100), 7, 3),
+        (runner_of(by_epoch=True, num_workers=0), 7, None),
+        (runner_of(num_workers=4), 9, 1),
+        (runner_of(num_workers=4), 10, None),  # the loader has restarted
+        (runner_of(num_workers=4, sampler=ENDLESS), 10, 2),
+        (runner_of(num_workers=4, sampler=ENDLESS, iteration=100), 110, None),  # resumed
+    ],
+)
+def test_worker_of_a_batch(runner: Any, batch: int, worker: int | None) -> None:
+    assert worker_of(runner)(batch) == worker
