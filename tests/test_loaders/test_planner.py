@@ -15,14 +15,9 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 
 from mmtempo.loaders import plan as loader_plan
-from mmtempo.loaders.planner import (
-    LoaderPlan,
-    check_sample_bytes,
-    count_segments,
-    plan_loader,
-    why_os_error,
-    why_worker_died,
-)
+from mmtempo.loaders.plan import LoaderPlan
+from mmtempo.loaders.planner import check_sample_bytes, count_segments, plan_loader
+from mmtempo.loaders.worker_errors import why_os_error, why_worker_died
 from mmtempo.system.limits import Cpus, Limits, OpenFiles
 from tests.testing.limits import in_small_shm
 
@@ -445,7 +440,8 @@ def test_a_real_death_of_small_shm() -> None:
 LOADS = """
 import sys, torch
 from torch.utils.data import DataLoader
-from mmtempo.loaders.planner import plan_loader, why_os_error
+from mmtempo.loaders.planner import plan_loader
+from mmtempo.loaders.worker_errors import why_os_error
 
 class Images(torch.utils.data.Dataset):
     def __len__(self):

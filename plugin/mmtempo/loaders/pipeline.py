@@ -13,10 +13,9 @@ from mmtempo.system.limits import oom_kills
 
 from .background_iterator import BackgroundIterator
 from .batch_stream import SampleRequest, StreamPosition
-from .errors import LoaderError
 from .shared_slabs import Packed, Pinned, SlabLease, SlabPool
 from .worker import WorkerStatus, WorkerTiming
-from .worker_errors import why_os_error, why_worker_died
+from .worker_errors import LoaderError, why_os_error, why_worker_died
 from .worker_pool import WorkerPool
 
 # What may come of a worker's death, and seconds until that itself is known.

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from mmtempo.system.limits import Limits
 
 from .plan import LoaderPlan, Needs
-from .sample_bytes import check_sample_bytes, count_segments
-from .worker_errors import MORE_FILES, MORE_SHARED_MEMORY, size_of, why_os_error, why_worker_died
-
-__all__ = [
-    'LoaderPlan',
-    'check_sample_bytes',
-    'count_segments',
-    'plan_loader',
-    'why_os_error',
-    'why_worker_died',
-]
+from .worker_errors import MORE_FILES, MORE_SHARED_MEMORY, size_of
 
 MOST_WORKERS = 16  # of 'auto': one GPU hardly needs more
 MOST_SPAWNED, MOST_ON_WINDOWS = 4, 2  # each starts an interpreter and imports everything anew
@@ -315,3 +306,36 @@ def _down(most: int) -> range:
 def _container_size(size: int) -> str:
     """As Docker takes it: a power of two, a gigabyte at least."""
     return f'{1 << max(0, math.ceil(math.log2(size / (1 << 30))))}g'
+
+
+def check_sample_bytes(batch: Any) -> int:
+    """Bytes of tensors and arrays in a sample or a batch, however nested.
+
+    What lies in the same memory counts once: a batch may hold views next to what they view.
+    """
+    viewed: dict[Any, list[int]] = {}
+    for leaf in _leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            storage = leaf.untyped_storage()
+            key, whole = storage.data_ptr(), storage.nbytes()
+        else:
+            key, whole = id(leaf), leaf.nbytes
+        viewed.setdefault(key, [whole, 0])[1] += leaf.nbytes
+    return sum(min(both) for both in viewed.values())
+
+
+def count_segments(batch: Any) -> int:
+    """Pieces of shared memory, each an open file, in which torch sends a batch."""
+    tensors = (leaf for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.nbytes)
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors})
+
+
+def _leaves(part: Any) -> Iterator[Any]:
+    """Tensors and arrays."""
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        yield part
+    elif isinstance(part, (list, tuple)):
+        for one in part:
+            yield from _leaves(one)
+    elif callable(getattr(part, 'values', None)):  # dicts, and mmengine's data elements
+        yield from _leaves(list(part.values()))

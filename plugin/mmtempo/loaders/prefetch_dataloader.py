@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from .batch_stream import BatchStream, StreamPosition
 from .pipeline import BatchInfo, Pipeline, WaitStats
-from .planner import LoaderPlan
+from .plan import LoaderPlan
 from .shared_slabs import SlabPool
 from .worker import SeededDataset, SlabCollate, WorkerStart, WorkerStatus
 from .worker_pool import RequestSampler, WorkerPool

@@ -26,6 +26,10 @@ WINDOWS_CODES = {
 }
 
 
+class LoaderError(RuntimeError):
+    """No batch comes, and why; the training can go on from its checkpoint once that is mended."""
+
+
 def size_of(size: float) -> str:
     """For people to read."""
     units = ['bytes', 'kB', 'MB', 'GB']

@@ -12,7 +12,6 @@ import torch
 from mmengine.registry import FUNCTIONS
 from mmengine.structures import BaseDataElement
 
-from .dict_merging import describe, is_empty_list, merge_dicts, paths_of
 from .sample_batch import is_plain, new_tensor
 from .stack_collate import stack_collate
 
@@ -80,8 +79,8 @@ def pad_collate(
                 f'pad_collate takes samples that are dicts, sample {place} of the batch is a '
                 f'{type(sample).__name__}; return dicts, or use stack_collate'
             )
-    merged = merge_dicts(samples, padding.named())
-    padding.check_names(paths_of(merged))
+    merged = _merge_dicts(samples, padding.named())
+    padding.check_names(_paths_of(merged))
     return padding.apply(merged, '')
 
 
@@ -154,14 +153,14 @@ class _Padding:
             return None
         found = [_as_sequence(value) for value in values]
         # An empty list alone does not say what it is a list of.
-        sure = [each is not None and not is_empty_list(v) for each, v in zip(found, values)]
-        if self.keys is None and not any(sure) and not all(map(is_empty_list, values)):
+        sure = [each is not None and not _is_empty_list(v) for each, v in zip(found, values)]
+        if self.keys is None and not any(sure) and not all(map(_is_empty_list, values)):
             return None
         sequences = []
         for place, (sequence, value) in enumerate(zip(found, values)):
             if sequence is None:
                 raise ValueError(
-                    f'{path}: sample {place} of the batch has {describe(value)}, expected a '
+                    f'{path}: sample {place} of the batch has {_describe(value)}, expected a '
                     'sequence: a tensor, an array, or a list of numbers'
                 )
             sequences.append(self._normalise(sequence, path, place))
@@ -253,3 +252,83 @@ def _fits(value: Any, dtype: torch.dtype) -> bool:
         return True
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     return float(value).is_integer() and low <= int(value) <= high
+
+
+def _merge_dicts(values: list, known: Sequence[str] = (), path: str = '') -> Any:
+    """Samples' dicts as one dict of lists; what is no dict stays the list of the samples'.
+
+    Args:
+        values: One a sample.
+        known: Keys that are there also where the lists of dicts of all samples are empty.
+            Defaults to ().
+        path: Where in the samples they are. Defaults to ''.
+    """
+    within = [each[len(path) + 1 :].split('.')[0] for each in known if each.startswith(f'{path}.')]
+    if any(map(_is_rows, values)) or (within and all(map(_is_empty_list, values))):
+        values = _turn_rows(values, within, path)
+    if not any(isinstance(value, Mapping) for value in values):
+        return values
+    for place, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f'{path}: sample {place} of the batch has {_describe(value)}, others have a dict'
+            )
+    columns = _columns(values, path, 'sample {} of the batch')
+    return {
+        key: _merge_dicts(each, known, f'{path}.{key}' if path else str(key))
+        for key, each in columns
+    }
+
+
+def _columns(rows: Sequence[Mapping], path: str, who: str) -> list[tuple[Any, list]]:
+    """What each has of a key, for every key."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    for place, row in enumerate(rows):
+        for key in keys:
+            if key not in row:
+                raise ValueError(
+                    f'{who.format(place)} has no key {f"{path}.{key}" if path else key!r}, which '
+                    f'others have; found {sorted(map(str, row))}'
+                )
+    return [(key, [row[key] for row in rows]) for key in keys]
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether it is a list of dicts."""
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    return is_list and all(isinstance(row, Mapping) for row in value)
+
+
+def _turn_rows(values: list, known: Sequence[str], path: str) -> list[dict]:
+    """Each sample's list of dicts as a dict of lists; an empty one has no keys to show."""
+    turned = {}
+    for place, value in enumerate(values):
+        if _is_rows(value):
+            where = f'dict {{}} of sample {place} of the batch'
+            turned[place] = dict(_columns(value, path, where))
+        elif not _is_empty_list(value):
+            raise ValueError(
+                f'{path}: sample {place} of the batch has {_describe(value)}, '
+                'others have a list of dicts'
+            )
+    keys = dict.fromkeys(key for columns in turned.values() for key in columns)
+    keys = keys or dict.fromkeys(known)
+    return [turned.get(place, {key: [] for key in keys}) for place in range(len(values))]
+
+
+def _paths_of(merged: dict, above: str = '') -> list[str]:
+    paths = []
+    for key, value in merged.items():
+        path = f'{above}{key}'
+        paths += _paths_of(value, f'{path}.') if isinstance(value, dict) else [path]
+    return paths
+
+
+def _is_empty_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not value
+
+
+def _describe(value: Any) -> str:
+    """What a sample has, for a message."""
+    shape = getattr(value, 'shape', None)
+    return f'a {type(value).__name__} {f"of shape {tuple(shape)}" if shape else repr(value)[:60]}'
