@@ -1,4 +1,4 @@
-"""Loaders: from a dataloader config to batches that are there before they are needed."""
+"""Dataloaders that prefetch batches and resume at a position of their stream."""
 
 from mmtempo.datasets.cache.sample_cache import SharedSampleCache
 from mmtempo.datasets.cached_dataset import CachedDataset
