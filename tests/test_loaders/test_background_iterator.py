@@ -1,4 +1,4 @@
-"""Items come in order, a few ahead, and with them the end or the error; nothing is left behind."""
+"""Items arrive in order, a few ahead, followed by the end or the error."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from mmtempo.loaders.background_iterator import BackgroundIterator
 
 
 class Counting:
-    """Counts what is taken of it; can be held up, and fails at the end."""
+    """An iterator that counts its items, can be blocked, and raises an error after five."""
 
     def __init__(self, error: type[BaseException] = StopIteration) -> None:
         self.taken = 0
-        self.moved = threading.Semaphore(0)
-        self.goes = threading.Event()
-        self.goes.set()
+        self.advanced = threading.Semaphore(0)
+        self.unblocked = threading.Event()
+        self.unblocked.set()
         self._error = error
 
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
-        self.moved.release()
-        self.goes.wait()
+        self.advanced.release()
+        self.unblocked.wait()
         if self.taken == 5:
             raise self._error('over')
         self.taken += 1
         return self.taken
 
 
-def test_in_order_to_the_end() -> None:
+def test_items_arrive_in_order_until_the_end() -> None:
     background = BackgroundIterator(Counting)
     assert [background.take() for _ in range(5)] == [1, 2, 3, 4, 5]
     for _ in range(2):
@@ -45,19 +45,19 @@ def test_in_order_to_the_end() -> None:
     assert background.close()
 
 
-def test_only_so_far_ahead() -> None:
+def test_thread_is_limited_to_depth_items_ahead() -> None:
     counting = Counting()
     background = BackgroundIterator(lambda: counting, depth=2)
     for _ in range(2):
-        counting.moved.acquire()
-    assert not counting.moved.acquire(timeout=0.05)
+        counting.advanced.acquire()
+    assert not counting.advanced.acquire(timeout=0.05)
     background.take()
-    counting.moved.acquire()
+    counting.advanced.acquire()
     assert counting.taken <= 3
     background.close()
 
 
-def test_an_error_comes_behind_the_items_and_once() -> None:
+def test_error_is_raised_once_after_the_items() -> None:
     background = BackgroundIterator(lambda: Counting(ZeroDivisionError))
     assert [background.take() for _ in range(5)] == [1, 2, 3, 4, 5]
     with pytest.raises(ZeroDivisionError, match='over'):
@@ -66,27 +66,27 @@ def test_an_error_comes_behind_the_items_and_once() -> None:
         background.take()
 
 
-def test_an_iterator_that_cannot_be_made() -> None:
+def test_error_while_making_the_iterator_is_raised() -> None:
     background = BackgroundIterator(lambda: iter(1))  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         background.take()
 
 
-def test_waiting_can_end() -> None:
+def test_take_and_close_time_out() -> None:
     counting = Counting()
-    counting.goes.clear()
+    counting.unblocked.clear()
     background = BackgroundIterator(lambda: counting)
     assert not background.ready()
     with pytest.raises(queue.Empty):
         background.take(timeout=0.01)
-    assert not background.close(timeout=0.01)  # it is held up
-    counting.goes.set()
+    assert not background.close(timeout=0.01)  # the thread is blocked
+    counting.unblocked.set()
     assert background.close(timeout=60)
 
 
 @pytest.mark.parametrize('error', [StopIteration, ZeroDivisionError])
-def test_the_iterator_goes_when_it_has_ended(error: type[BaseException]) -> None:
-    """Its worker processes go with it: not when the garbage collector comes by."""
+def test_iterator_is_released_when_it_has_ended(error: type[BaseException]) -> None:
+    """Its worker processes must end with it, without a run of the garbage collector."""
     gone: list[weakref.ref] = []
 
     def make() -> Iterator[int]:

@@ -1,7 +1,10 @@
-"""Stock dataloader dicts, unchanged: the same batches as stock's, or a message."""
+"""Unchanged stock dataloader configs give the batches of stock, or an error message."""
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +13,21 @@ from mmengine.registry import DATA_SAMPLERS, FUNCTIONS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, IterableDataset
 
-from mmtempo.loaders import PrefetchDataLoader, ResumableInfiniteSampler, build_prefetch_dataloader
+from mmtempo.loaders import (
+    PrefetchDataLoader,
+    ResumableInfiniteSampler,
+    build,
+    build_prefetch_dataloader,
+)
 from mmtempo.loaders.build import TIMEOUT
+from mmtempo.system.machine import LOCAL_SIZES
+from tests.testing.common import ROOT
+from tests.testing.limits import low_nofile
 from tests.testing.samples import Noisy
 
 
 class Plain(Noisy):
-    """The same each time."""
+    """Samples without randomness."""
 
     metainfo = dict(classes=('a', 'b'))
 
@@ -25,7 +36,7 @@ class Plain(Noisy):
 
 
 class Stream(IterableDataset):
-    """No samples by number."""
+    """A dataset that cannot be indexed."""
 
     def __iter__(self) -> Any:
         return iter(())
@@ -33,7 +44,7 @@ class Stream(IterableDataset):
 
 @DATA_SAMPLERS.register_module()
 class OddsThenEvens(BatchSampler):
-    """A batch sampler of somebody's own."""
+    """A custom batch sampler."""
 
     def __iter__(self) -> Any:
         indices = list(self.sampler)
@@ -72,7 +83,7 @@ def cfg(**changes: Any) -> dict[str, Any]:
     ],
     ids=lambda changes: ','.join(changes) or 'plain',
 )
-def test_gives_what_stock_gives(changes: dict) -> None:
+def test_batches_equal_those_of_stock(changes: dict) -> None:
     stock = Runner.build_dataloader(cfg(**changes), seed=3)
     ours = build_prefetch_dataloader(cfg(**changes), seed=3)
     expected, found = list(stock), list(ours)
@@ -82,7 +93,7 @@ def test_gives_what_stock_gives(changes: dict) -> None:
         assert type(batch) is type(other)
         assert repr(batch) == repr(other)
     assert ours.num_workers == stock.num_workers
-    if 'batch_sampler' not in changes:  # of which stock's loader says nothing
+    if 'batch_sampler' not in changes:  # stock's loader does not report these for one
         assert (ours.batch_size, ours.drop_last) == (stock.batch_size, stock.drop_last)
     assert ours.dataset.metainfo == Plain.metainfo
     assert type(ours.sampler) is type(stock.sampler) or changes.get('batch_sampler')
@@ -90,7 +101,7 @@ def test_gives_what_stock_gives(changes: dict) -> None:
 
 
 def test_real_samples_equal_those_of_stock(tiny_cfg: Any) -> None:
-    """Two data sets, two collates: pictures, labels, and all that a sample knows of itself."""
+    """Images, labels and meta information, with two datasets and two collate functions."""
     whole = tiny_cfg
     stock = Runner.build_dataloader(whole.val_dataloader, seed=3)
     ours = build_prefetch_dataloader(whole.val_dataloader, seed=3)
@@ -107,7 +118,7 @@ def test_real_samples_equal_those_of_stock(tiny_cfg: Any) -> None:
     assert ours.dataset.metainfo == stock.dataset.metainfo
 
 
-def test_what_is_missing_is_filled_in(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_keys_are_chosen(caplog: pytest.LogCaptureFixture) -> None:
     given = cfg()
     del given['num_workers']
     ours = build_prefetch_dataloader(given, seed=3, name='train_dataloader')
@@ -116,51 +127,117 @@ def test_what_is_missing_is_filled_in(caplog: pytest.LogCaptureFixture) -> None:
     assert ours.prefetch_factor in (1, 2)
     assert not ours.pin_memory
     assert ours.timeout == TIMEOUT
-    assert 'num_workers' not in given  # the config is the user's
+    assert 'num_workers' not in given  # the user's config is not modified
     assert build_prefetch_dataloader(cfg(timeout=7), seed=3).timeout == 7
 
 
-def test_an_infinite_sampler_becomes_resumable() -> None:
+def test_infinite_sampler_is_replaced_by_the_resumable_one() -> None:
     for kind in ('InfiniteSampler', 'mmengine.InfiniteSampler'):
         ours = build_prefetch_dataloader(cfg(sampler=dict(type=kind)), seed=3, endless=True)
         assert isinstance(ours.sampler, ResumableInfiniteSampler)
         assert ours.sampler.seed == 3
 
 
-def test_seeds() -> None:
+@pytest.mark.parametrize(
+    ('tasks', 'devices', 'expected'), [(None, 4, 4), (None, 0, 8), ('2', 4, 2), ('0', 4, 1)]
+)
+def test_cpus_are_shared_by_the_processes_of_this_node(
+    tasks: str | None, devices: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's number of processes, else one per accelerator, of CUDA or another type."""
+    for name in LOCAL_SIZES:
+        monkeypatch.delenv(name, raising=False)
+    if tasks is not None:
+        monkeypatch.setenv(LOCAL_SIZES[0], tasks)
+    monkeypatch.setattr(build, 'get_dist_info', lambda: (0, 8))
+    monkeypatch.setattr(
+        torch,
+        'accelerator',
+        SimpleNamespace(device_count=lambda: devices, is_available=lambda: False),
+    )
+    plan = build_prefetch_dataloader(cfg(num_workers='auto'), seed=3).plan
+    on_node = f', {expected} processes on this node ->'
+    assert (on_node in plan.reasons[0]) == (expected > 1)
+    assert ('processes on this node' in plan.reasons[0]) == (expected > 1)
+
+
+def test_seed_determines_batches_and_is_shared() -> None:
     one, other = (build_prefetch_dataloader(cfg(), seed=5) for _ in range(2))
     assert repr(list(one)) == repr(list(other))
     assert one.seed == one.sampler.seed == 5
-    # Where each process has a seed of its own, the order needs one that all share.
+    # With a different seed per process, the order needs a seed that all processes share.
     drawn = build_prefetch_dataloader(cfg(), seed=5, diff_rank_seed=True)
     assert drawn.seed == drawn.sampler.seed != 5
 
 
 MISTAKES: list[tuple[dict, type[Exception], str]] = [
     (dict(numworkers=2), ValueError, r'data\.numworkers is unknown; did you mean num_workers\?'),
-    (dict(dataset=None, sampler=None), TypeError, r'data\.dataset is a NoneType'),
-    (dict(dataset=Stream()), TypeError, r'data\.dataset is a Stream, which has no samples by num'),
+    (
+        dict(dataset=None, sampler=None),
+        TypeError,
+        r'data\.dataset must be indexable .* found a NoneType',
+    ),
+    (
+        dict(dataset=Stream()),
+        TypeError,
+        r'data\.dataset must be indexable .* found a Stream; use one',
+    ),
     (dict(batch_size=0), ValueError, r'data\.batch_size must be a positive integer, found 0'),
-    (dict(num_workers='many'), ValueError, r'data\.num_workers'),
+    (
+        dict(num_workers='many'),
+        ValueError,
+        r"data\.num_workers must be 'auto' or an integer .*'many'",
+    ),
     (dict(collate_fn=dict(type=3)), TypeError, r'data\.collate_fn\.type must be a function'),
 ]
 
 
 @pytest.mark.parametrize(('changes', 'error', 'message'), MISTAKES)
-def test_mistakes(changes: dict, error: type[Exception], message: str) -> None:
+def test_invalid_config_is_an_error_that_names_the_key(
+    changes: dict, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         build_prefetch_dataloader(cfg(**changes), seed=3, name='data')
 
 
-def test_a_missing_key() -> None:
+def test_missing_required_key_is_an_error() -> None:
     given = cfg()
     del given['sampler']
     with pytest.raises(ValueError, match=r'data\.sampler is missing'):
         build_prefetch_dataloader(given, name='data')
 
 
-def test_what_is_built_already_is_taken() -> None:
+def test_sampler_object_is_used_unchanged() -> None:
     sampler = torch.utils.data.SequentialSampler(Plain())
     ours = build_prefetch_dataloader(cfg(sampler=sampler), seed=3)
     assert isinstance(ours, PrefetchDataLoader)
     assert ours.sampler is sampler
+
+
+FEW_FILES = """
+import sys, warnings
+warnings.simplefilter('ignore')
+from tests.testing.loaders import build_loader, take_batches
+loader = build_loader(num_workers=3)
+print(take_batches(loader, 12) == take_batches(build_loader(), 12), loader.num_workers)
+loader.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ('hard', 'workers', 'line'),
+    [
+        (4096, 3, 'open files: soft limit 48 -> 4096'),
+        (80, 1, 'open files: at most 80 (hard limit)'),
+    ],
+)
+def test_few_open_files_raise_the_limit_or_lower_workers(
+    hard: int, workers: int, line: str
+) -> None:
+    env = dict(os.environ, OMP_NUM_THREADS='1')
+    done = low_nofile(
+        [sys.executable, '-c', FEW_FILES], soft=48, hard=hard, cwd=ROOT, env=env, timeout=60
+    )
+    text = done.stdout + done.stderr
+    assert f'True {workers}' in text, text[-3000:]
+    assert line in text

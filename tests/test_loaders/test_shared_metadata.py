@@ -1,4 +1,4 @@
-"""Spawned workers get a handle of the list of samples, and no copy of it."""
+"""Spawned workers receive a handle of the sample list, not a copy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mmtempo.loaders.shared_metadata import SharedArray, share_metadata
 
 
 class Listed(BaseDataset):
-    """Knows a thousand samples."""
+    """A dataset of a thousand samples."""
 
     def load_data_list(self) -> list[dict[str, Any]]:
         return [dict(img_path=f'pictures/{number}.png', number=number) for number in range(1000)]
 
 
-def test_the_list_is_shared() -> None:
+def test_sample_list_is_shared() -> None:
     parts = [Listed(), Listed(lazy_init=True)]
     parts[1].full_init()
     whole = ConcatDataset(parts)
@@ -32,10 +32,10 @@ def test_the_list_is_shared() -> None:
     copy = pickle.loads(ForkingPickler.dumps(parts[0]))
     assert copy.get_data_info(999) == parts[0].get_data_info(999)
     parts[0].data_bytes[:4] = 17
-    assert (copy.data_bytes[:4] == 17).all()  # it is the same memory
+    assert (copy.data_bytes[:4] == 17).all()  # the same memory
 
 
-def test_what_is_cut_out_is_an_array() -> None:
+def test_slice_is_pickled_as_plain_array() -> None:
     whole = Listed()
     share_metadata(whole)
     part = pickle.loads(pickle.dumps(whole.data_bytes[2:5]))
@@ -43,7 +43,7 @@ def test_what_is_cut_out_is_an_array() -> None:
     assert np.array_equal(part, whole.data_bytes[2:5])
 
 
-def test_others_are_left_alone() -> None:
+def test_other_datasets_are_unchanged() -> None:
     for dataset in (object(), [1, 2], Listed(serialize_data=False)):
         share_metadata(dataset)
     assert not isinstance(getattr(dataset, 'data_bytes', None), SharedArray)

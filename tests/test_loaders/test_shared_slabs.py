@@ -1,4 +1,4 @@
-"""Batches cross in memory that is used again, but never while somebody reads it."""
+"""Slabs are reused, but never while a tensor of their last batch is referenced."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 import torch
 
 from mmtempo.loaders import shared_slabs
-from mmtempo.loaders.shared_slabs import LEAST, Packed, SlabPool, pack
+from mmtempo.loaders.shared_slabs import MIN_SIZE, Packed, SlabPool, pack
 
 
 @pytest.fixture
-def memory() -> Any:
-    found = SlabPool(LEAST)
+def pool() -> Any:
+    found = SlabPool(MIN_SIZE)
     yield found
     found.close()
     shared_slabs._mapped.clear()
@@ -28,22 +29,22 @@ def numbers(seed: int, count: int = 1000) -> torch.Tensor:
     return torch.arange(seed, seed + count, dtype=torch.int32)
 
 
-def crossed(memory: SlabPool, batch: Any, make: Callable | None = None) -> Any:
-    """What comes of a batch: through a pipe, in the same process."""
-    loan = memory.lend()
-    packed = pack(loan, make or (lambda samples: samples), batch)
+def crossed(pool: SlabPool, batch: Any, make: Callable | None = None) -> Any:
+    """Pack a batch in this process and check that little of it would pass a pipe."""
+    lease = pool.lease()
+    packed = pack(lease, make or (lambda samples: samples), batch)
     assert len(pickle.dumps(packed)) < 4000
-    return packed, loan
+    return packed, lease
 
 
-def arrived(memory: SlabPool, batch: Any) -> Any:
-    packed, loan = crossed(memory, batch)
+def arrived(pool: SlabPool, batch: Any) -> Any:
+    packed, lease = crossed(pool, batch)
     found = packed.read()
-    memory.done(loan)
+    pool.finish(lease)
     return found
 
 
-def test_what_comes_is_what_was_sent(memory: SlabPool) -> None:
+def test_batch_arrives_unchanged(pool: SlabPool) -> None:
     batch = dict(
         image=numbers(0).view(10, 100),
         label=numbers(5, 7).to(torch.uint8),
@@ -53,7 +54,7 @@ def test_what_comes_is_what_was_sent(memory: SlabPool) -> None:
         names=['a', 'b'],
         nested=[(numbers(9, 3), 4)],
     )
-    found = arrived(memory, batch)
+    found = arrived(pool, batch)
     for key in ('image', 'label', 'turned', 'none', 'one'):
         assert torch.equal(found[key], batch[key])
         assert found[key].dtype is batch[key].dtype
@@ -61,67 +62,77 @@ def test_what_comes_is_what_was_sent(memory: SlabPool) -> None:
     assert torch.equal(found['nested'][0][0], numbers(9, 3))
 
 
-def test_a_slab_is_used_again_when_the_last_reader_has_gone(memory: SlabPool) -> None:
-    first = arrived(memory, dict(a=numbers(0), b=numbers(1)))
+def test_nested_tensor_is_left_to_torch(pool: SlabPool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # torch deprecates this layout
+        nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    packed = pack(pool.lease(), list, [nested, numbers(3)])
+    assert isinstance(packed, Packed)
+    found = packed.read()
+    assert [each.tolist() for each in found[0].unbind()] == [[1], [1, 1]]
+    assert torch.equal(found[1], numbers(3))
+
+
+def test_slab_is_reused_when_its_last_tensor_is_deleted(pool: SlabPool) -> None:
+    first = arrived(pool, dict(a=numbers(0), b=numbers(1)))
     part = first['b'][10:20]  # a view of it
     del first
     gc.collect()
-    second = arrived(memory, dict(a=numbers(100)))
+    second = arrived(pool, dict(a=numbers(100)))
     assert part.tolist() == list(range(11, 21))
-    assert len(memory._maps) == 2
+    assert len(pool._maps) == 2
     del part
     gc.collect()
-    third = arrived(memory, dict(a=numbers(200)))
-    assert len(memory._maps) == 2
+    third = arrived(pool, dict(a=numbers(200)))
+    assert len(pool._maps) == 2
     assert second['a'][0] == 100
     assert third['a'][0] == 200
 
 
-def test_for_ever_no_more_than_are_needed(memory: SlabPool) -> None:
+def test_number_of_slabs_stays_bounded(pool: SlabPool) -> None:
     held: list[Any] = []
     for number in range(200):
-        held = [*held[-2:], arrived(memory, dict(a=numbers(number)))]
+        held = [*held[-2:], arrived(pool, dict(a=numbers(number)))]
         assert [int(one['a'][0]) for one in held] == list(range(number + 1))[-3:]
-    assert len(memory._maps) <= 5
+    assert len(pool._maps) <= 5
 
 
-def test_what_does_not_fit_crosses_by_value_and_the_next_fits(memory: SlabPool) -> None:
-    large = torch.zeros(2 * LEAST, dtype=torch.uint8)
+def test_tensor_larger_than_the_slab_is_pickled_and_the_next_slab_fits(pool: SlabPool) -> None:
+    large = torch.zeros(2 * MIN_SIZE, dtype=torch.uint8)
 
     def make(samples: list) -> dict:
         made = shared_slabs.new_tensor(large.shape, large.dtype)
         assert made is not None
         return dict(a=made.copy_(large), b=numbers(3))
 
-    loan = memory.lend()
-    packed = pack(loan, make, [])
-    assert loan.size < packed.needed < 1.1 * large.nbytes  # each is counted once
+    lease = pool.lease()
+    packed = pack(lease, make, [])
+    assert lease.size < packed.needed < 1.1 * large.nbytes  # each is counted once
     assert len(packed.content) > large.nbytes
     found = packed.read()
-    memory.done(loan)
+    pool.finish(lease)
     assert torch.equal(found['a'], large)
     assert torch.equal(found['b'], numbers(3))
     del found
     gc.collect()
-    packed, loan = crossed(memory, dict(a=large))
-    assert packed.needed <= loan.size
-    assert len(memory._maps) == 1  # the small one has gone
+    packed, lease = crossed(pool, dict(a=large))
+    assert packed.needed <= lease.size
+    assert len(pool._maps) == 1  # the small one was closed
 
 
-def test_a_batch_that_used_no_slab(memory: SlabPool) -> None:
-    loan = memory.lend()
-    memory.done(loan)
-    assert memory.lend().number == loan.number
+def test_slab_that_its_batch_did_not_use_is_reused(pool: SlabPool) -> None:
+    lease = pool.lease()
+    pool.finish(lease)
+    assert pool.lease().number == lease.number
 
 
-def test_a_slab_that_may_still_be_written_is_not_used_again(memory: SlabPool) -> None:
-    loan = memory.lend()
-    memory.forget(loan)
-    assert memory.lend().number != loan.number
+def test_discarded_slab_is_not_reused(pool: SlabPool) -> None:
+    lease = pool.lease()
+    pool.discard(lease)
+    assert pool.lease().number != lease.number
 
 
-def test_stacked_in_place(memory: SlabPool) -> None:
-    """What is made in the slab is not copied."""
+def test_tensor_made_in_the_slab_is_not_copied(pool: SlabPool) -> None:
     addresses = []
 
     def make(samples: list) -> torch.Tensor:
@@ -131,40 +142,39 @@ def test_stacked_in_place(memory: SlabPool) -> None:
         addresses.append(out.data_ptr())
         return out
 
-    packed, loan = crossed(memory, [numbers(1), numbers(2)], make)
+    packed, lease = crossed(pool, [numbers(1), numbers(2)], make)
     assert packed.needed == 8000
-    assert addresses[0] == shared_slabs._Writer(loan)._start
+    assert addresses[0] == shared_slabs._Writer(lease)._start
     assert torch.equal(packed.read(), torch.stack([numbers(1), numbers(2)]))
-    assert shared_slabs.new_tensor((1,), torch.int32) is None  # no batch is being made
+    assert shared_slabs.new_tensor((1,), torch.int32) is None  # outside of `pack`
 
 
-def test_where_slabs_are_out_of_reach(memory: SlabPool) -> None:
-    loan = memory.lend()._replace(path='/proc/self/fd/no', number=-1)
+def test_unreachable_slab_gives_the_plain_batch(pool: SlabPool) -> None:
+    lease = pool.lease()._replace(path='/proc/self/fd/no', number=-1)
     batch = dict(a=numbers(1))
-    assert pack(loan, dict, batch) == batch
+    assert pack(lease, dict, batch) == batch
 
 
-def test_workers_let_go_of_slabs_that_were_closed(memory: SlabPool) -> None:
-    loans = [memory.lend() for _ in range(3)]
-    for loan in loans:
-        pack(loan, list, [numbers(1)])
-    assert set(shared_slabs._mapped) == {loan.number for loan in loans}
-    for loan in loans:
-        memory.forget(loan)
-    last = memory.lend()
+def test_workers_unmap_closed_slabs(pool: SlabPool) -> None:
+    leases = [pool.lease() for _ in range(3)]
+    for lease in leases:
+        pack(lease, list, [numbers(1)])
+    assert set(shared_slabs._mapped) == {lease.number for lease in leases}
+    for lease in leases:
+        pool.discard(lease)
+    last = pool.lease()
     pack(last, list, [numbers(1)])
     assert set(shared_slabs._mapped) == {last.number}
 
 
-def send(connection: Any, loan: Any) -> None:
-    connection.send(pack(loan, list, [numbers(7)]))
+def send(connection: Any, lease: Any) -> None:
+    connection.send(pack(lease, list, [numbers(7)]))
 
 
-def test_from_another_process(memory: SlabPool) -> None:
-    """Also when that has ended since: what it made is not lost."""
+def test_batch_of_an_ended_process_can_be_read(pool: SlabPool) -> None:
     here, there = multiprocessing.Pipe()
-    loan = memory.lend()
-    process = multiprocessing.get_context('fork').Process(target=send, args=(there, loan))
+    lease = pool.lease()
+    process = multiprocessing.get_context('fork').Process(target=send, args=(there, lease))
     process.start()
     packed = here.recv()
     process.join()
@@ -172,22 +182,20 @@ def test_from_another_process(memory: SlabPool) -> None:
     assert torch.equal(packed.read()[0], numbers(7))
 
 
-def test_files_are_closed() -> None:
+def test_close_closes_all_files() -> None:
     before = len(os.listdir('/proc/self/fd'))
-    memory = SlabPool(LEAST)
-    for loan in [memory.lend() for _ in range(3)]:
-        memory.done(loan)
-    memory.close()
+    pool = SlabPool(MIN_SIZE)
+    for lease in [pool.lease() for _ in range(3)]:
+        pool.finish(lease)
+    pool.close()
     assert len(os.listdir('/proc/self/fd')) == before
 
 
-def test_pinned_batches_free_their_slab_at_once(
-    memory: SlabPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pinning_frees_the_slab(pool: SlabPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda self, *args: self.clone())
-    packed, loan = crossed(memory, dict(a=numbers(1)))
+    packed, lease = crossed(pool, dict(a=numbers(1)))
     found = packed.pin_memory().read()
-    memory.done(loan)
+    pool.finish(lease)
     gc.collect()
-    assert memory.lend().number == loan.number
+    assert pool.lease().number == lease.number
     assert torch.equal(found['a'], numbers(1))

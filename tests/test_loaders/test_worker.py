@@ -1,8 +1,7 @@
-"""Workers have one thread each, and say what they are at."""
+"""Workers use one thread, record their sample, and end with the training."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import random
@@ -25,10 +24,11 @@ from mmtempo.loaders.batch_stream import SampleRequest
 from mmtempo.loaders.worker import THREADS, WorkerStart, WorkerStatus, one_thread_each
 from mmtempo.utils.rng import seeded
 from tests.testing.common import ROOT
+from tests.testing.orphaned_workers import is_running
 
 
 class Threads(Dataset):
-    """What libraries in this process may use."""
+    """Samples that report the thread limits of libraries in the worker."""
 
     def __len__(self) -> int:
         return 4
@@ -40,7 +40,7 @@ class Threads(Dataset):
 
 
 @pytest.mark.parametrize('context', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
-def test_one_thread_each(context: str) -> None:
+def test_libraries_in_a_worker_use_one_thread(context: str) -> None:
     cv2.setNumThreads(3)
     before = os.environ.get(THREADS[0])
     loader = build_prefetch_dataloader(
@@ -53,7 +53,7 @@ def test_one_thread_each(context: str) -> None:
         ),
         seed=0,
     )
-    # OpenCV says 1 or 0 for none of its own.
+    # OpenCV reports 1 or 0 without a thread pool.
     assert {(*map(int, found),) for batch in loader for found in zip(*batch['threads'])} <= {
         (1, 1, 1),
         (0, 1, 1),
@@ -63,7 +63,7 @@ def test_one_thread_each(context: str) -> None:
     assert os.environ.get(THREADS[0]) == before
 
 
-def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_each_restores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THREADS[0], '7')
     monkeypatch.delenv(THREADS[1], raising=False)
     with one_thread_each():
@@ -72,36 +72,36 @@ def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert THREADS[1] not in os.environ
 
 
-def test_the_board() -> None:
-    board = WorkerStatus(3)
-    assert (board.doing(), board.failed()) == ([], [])
-    board.begin(2, 17)
-    board.begin(0, 5)
-    (first, second) = board.doing()
+def test_status_reports_activities_and_first_failures() -> None:
+    status = WorkerStatus(3)
+    assert (status.activities(), status.failed()) == ([], [])
+    status.begin(2, 17)
+    status.begin(0, 5)
+    (first, second) = status.activities()
     assert [(one.worker, one.index) for one in (first, second)] == [(2, 17), (0, 5)]
     assert first.seconds >= second.seconds >= 0
     assert first.process == os.getpid()
-    board.fail(2)
-    board.end(0)
-    board.begin(2, 18)
-    board.fail(2)
-    assert (board.doing(), board.failed()) == ([], [17])
-    board.clear()
-    assert board.failed() == []
+    status.fail(2)
+    status.end(0)
+    status.begin(2, 18)
+    status.fail(2)
+    assert (status.activities(), status.failed()) == ([], [17])
+    status.clear()
+    assert status.failed() == []
 
 
-def test_the_board_is_one_for_all_processes() -> None:
-    board = WorkerStatus(2)
-    other = pickle.loads(ForkingPickler.dumps(board))
+def test_pickled_status_shares_its_table() -> None:
+    status = WorkerStatus(2)
+    other = pickle.loads(ForkingPickler.dumps(status))
     other.begin(1, 6)
-    assert board.is_busy()
-    assert [one.index for one in board.doing()] == [6]
-    board.end(1)
+    assert status.is_busy()
+    assert [one.index for one in status.activities()] == [6]
+    status.end(1)
     assert not other.is_busy()
 
 
 class Draws(Dataset):
-    """What the global generators give."""
+    """Samples that are draws from the global generators."""
 
     def __len__(self) -> int:
         return 8
@@ -112,62 +112,34 @@ class Draws(Dataset):
         return random.random(), np.random.rand(), float(torch.rand(()))
 
 
-def test_without_workers_generators_are_kept_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generators_are_saved_once_per_batch_without_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kept: list[int] = []
     states = worker.generator_states
     monkeypatch.setattr(worker, 'generator_states', lambda: kept.append(1) or states())
     made = worker.SeededDataset(Draws(), WorkerStatus(0))
-    tickets = [SampleRequest(index, (0, 0, index)) for index in range(8)]
+    requests = [SampleRequest(index, (0, 0, index)) for index in range(8)]
     with seeded(5):
         before = Draws()[0]
     with seeded(5):
-        batch = made.__getitems__(tickets[:4])
+        batch = made.__getitems__(requests[:4])
         with pytest.raises(ValueError, match='seventh'):
-            made.__getitems__(tickets[6:])
+            made.__getitems__(requests[6:])
         assert Draws()[0] == before
     assert len(kept) == 2
-    # Each is of its own ticket, whichever batch it is in.
-    assert batch[2:] == made.__getitems__(tickets[2:4])
+    # A sample is a function of its request, whichever batch it is in.
+    assert batch[2:] == made.__getitems__(requests[2:4])
     assert len(set(batch)) == 4
 
 
-def test_a_start_of_ones_own() -> None:
+def test_worker_init_fn_of_the_config_is_called() -> None:
     seen: list[int] = []
     code = os.fork()
-    if code == 0:  # it changes what the process does with signals
+    if code == 0:  # WorkerStart changes the signal handlers of its process
         WorkerStart(seen.append)(4)
         os._exit(seen != [4])
     assert os.waitpid(code, 0)[1] == 0
-
-
-def outlive_training(path: str, when: str) -> None:
-    """Start as a worker does, before or after the training has ended."""
-    training = multiprocessing.parent_process()
-    assert training is not None
-    if when == 'after':
-        WorkerStart()(0)
-    Path(path).write_text(str(os.getpid()))
-    training.join()
-    while os.getppid() == training.pid:  # its files are closed first
-        time.sleep(0.01)
-    if when == 'before':
-        WorkerStart()(0)
-    time.sleep(600)
-
-
-def end_without_worker(method: str, path: str, when: str) -> None:
-    context = multiprocessing.get_context(method)
-    context.Process(target=outlive_training, args=(path, when)).start()
-    while not Path(path).exists() or not Path(path).read_text():
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -182,10 +154,10 @@ def is_running(pid: int) -> bool:
     ],
 )
 def test_worker_ends_with_training(method: str, when: str, tmp_path: Path) -> None:
-    """Also where the training is killed before its worker has looked for it."""
+    """The training may be killed before or after its worker starts to watch it."""
     path = tmp_path / 'pid'
-    code = 'import sys; from tests.test_loaders import test_worker as here; '
-    code += 'here.end_without_worker(*sys.argv[1:])'
+    code = 'import sys; from tests.testing.orphaned_workers import start_worker_and_die; '
+    code += 'start_worker_and_die(*sys.argv[1:])'
     done = subprocess.run([sys.executable, '-c', code, method, path, when], cwd=ROOT, timeout=100)
     assert done.returncode == -signal.SIGKILL
     pid = int(path.read_text())

@@ -1,4 +1,4 @@
-"""Loaders: from a dataloader config to batches that are there before they are needed."""
+"""Dataloaders that prefetch batches and resume at a position of their stream."""
 
 from mmtempo.datasets.cache.sample_cache import SharedSampleCache
 from mmtempo.datasets.cached_dataset import CachedDataset
@@ -11,8 +11,8 @@ from .build import build_prefetch_dataloader
 from .collate.pad_collate import pad_collate
 from .collate.sample_batch import SampleBatch
 from .collate.stack_collate import stack_collate
-from .errors import LoaderError
 from .prefetch_dataloader import PrefetchDataLoader
+from .worker_errors import LoaderError
 
 Place = StreamPosition  # the former name
 

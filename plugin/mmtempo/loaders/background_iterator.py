@@ -1,4 +1,4 @@
-"""An iterator that is gone through in a thread of its own."""
+"""Run an iterator in a background thread."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from mmtempo.utils.threads import HelperThread
 
 
 class BackgroundIterator:
-    """Takes from an iterator in a thread, a few items ahead of who asks for them.
+    """An iterator that a background thread advances a few items ahead of its consumer.
 
     ::
 
         iterator --> thread --> queue --> take()
 
-    What the iterator raises is raised by `take`, once, after the items that came first.
+    An exception of the iterator is raised by `take`, once, after the items that precede it.
 
     Args:
-        make: Makes the iterator, in the thread. It starts no process: a fork in a thread gets
-            what the other threads hold at that moment, as pipes and locks.
-        depth: How many items are taken before the first is asked for. Defaults to 2.
-        name: Of the thread, after `mmtempo-`. Defaults to 'background'.
+        make: Function that creates the iterator. It is called in the thread and must not start
+            processes: a process forked from a thread inherits pipes and locks that other
+            threads hold at that moment.
+        depth: Number of items to fetch before the first is requested. Defaults to 2.
+        name: Name of the thread, after the prefix `mmtempo-`. Defaults to 'background'.
     """
 
     def __init__(
@@ -38,14 +39,15 @@ class BackgroundIterator:
         self._thread.start()
 
     def ready(self) -> bool:
-        """Whether `take` would return at once."""
+        """Return whether `take` would return without waiting."""
         return self._ended or not self._items.empty()
 
     def take(self, timeout: float | None = None) -> Any:
-        """The next item; StopIteration at the end.
+        """Return the next item; raise StopIteration at the end.
 
         Args:
-            timeout: Seconds after which `queue.Empty` is raised. Defaults to None.
+            timeout: Seconds to wait before `queue.Empty` is raised; None waits without limit.
+                Defaults to None.
         """
         if self._ended:
             raise StopIteration
@@ -55,12 +57,16 @@ class BackgroundIterator:
             try:
                 raise error
             finally:
-                del error  # it would hold this frame, which holds it
+                del error  # breaks the cycle error -> traceback -> this frame -> error
         self._room.release()
         return item
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take no more; whether the thread has ended, within so many seconds."""
+        """Stop fetching items and return whether the thread has ended.
+
+        Args:
+            timeout: Seconds to wait for the thread; None waits without limit. Defaults to None.
+        """
         self._closing = self._ended = True
         self._room.release()
         self._thread.join(timeout)
@@ -76,8 +82,8 @@ class BackgroundIterator:
                 if self._closing:
                     return
                 self._items.put((next(iterator), None))
-        except BaseException as error:  # the end is an error as well
-            # The iterator goes now: not with the last who holds the traceback.
+        except BaseException as error:  # StopIteration as well
+            # Drop the iterator now: otherwise it lives as long as the traceback is referenced.
             iterator = None
             traceback.clear_frames(error.__traceback__)
             self._items.put((None, error))

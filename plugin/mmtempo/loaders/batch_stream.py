@@ -1,4 +1,4 @@
-"""Which samples a batch holds, and with which randomness they are made."""
+"""Map a position of the stream to batches of sample requests."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from mmtempo.utils.rng import IsolatedRNG
 
 from .shared_slabs import SlabLease
 
-# They draw from generators of their own, if at all.
+# These samplers do not draw from the global generators.
 PURE = (DefaultSampler, EpochSampler, ResumableInfiniteSampler, SequentialSampler)
 
 
 class SampleRequest(NamedTuple):
-    """One sample to be made.
+    """A request to a worker for one sample.
 
     Attributes:
-        sample: Its number in the data set.
-        key: Seed, epoch, and place in it: what its randomness is a function of.
-        loan: Memory for its batch, on the first of that. Defaults to None.
+        sample: Index of the sample in the dataset.
+        key: Seed, epoch, and position in the epoch; these determine the sample's randomness.
+        lease: Memory for the batch, on its first request only. Defaults to None.
     """
 
     sample: int
     key: tuple[int, int, int]
-    loan: SlabLease | None = None
+    lease: SlabLease | None = None
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far a stream has been delivered; all a checkpoint needs to know.
+    """A position of a stream: how much of it was delivered. A checkpoint stores it.
 
     Attributes:
-        epoch: Which is being delivered; an endless sampler has one only.
-        batches: Of it, to each process.
-        samples: Of it, to all processes.
-        processes: How many there are.
+        epoch: Current epoch; an infinite sampler stays in epoch 0.
+        batches: Number of batches of this epoch that each process has received.
+        samples: Number of samples of this epoch that all processes have received.
+        processes: Number of processes.
     """
 
     epoch: int = 0
@@ -55,18 +55,19 @@ class StreamPosition:
 
 
 class BatchStream:
-    """Batches of tickets from any place on: a function of (seed, place), whoever makes the samples.
+    """A stream of batches of sample requests that starts at any position.
 
-    ::
+    The stream is a function of (seed, position) and does not depend on the workers::
 
-        sampler --> batches of indices --> tickets, each with its key --> workers
+        sampler --> batches of indices --> requests, each with its key --> workers
 
     Args:
-        sampler: Of the samples of this process.
-        batch_sampler: Makes batches of it.
-        seed: Of the samples' randomness, and of samplers that draw from the global generators.
-        rank: Of this process.
-        processes: How many there are.
+        sampler: Sampler of this process's indices.
+        batch_sampler: Batch sampler over `sampler`.
+        seed: Seed of the samples' randomness, and of samplers that draw from the global
+            generators.
+        rank: Rank of this process. Defaults to 0.
+        processes: Number of processes. Defaults to 1.
     """
 
     def __init__(
@@ -74,86 +75,88 @@ class BatchStream:
     ) -> None:
         self._sampler, self._batch_sampler = sampler, batch_sampler
         self._seed, self._rank, self._processes = seed, rank, processes
-        # Other batch samplers may use the samples in another order, or leave some out.
+        # Only torch's BatchSampler is known to use all samples in the sampler's order.
         self._is_plain = type(batch_sampler) is BatchSampler
 
-    def from_place(
-        self, place: StreamPosition, endless: bool
+    def batches_from(
+        self, position: StreamPosition, endless: bool
     ) -> Iterator[tuple[list[SampleRequest], StreamPosition]]:
-        """Batches, each with the place behind it.
+        """Yield the requests of each batch, and the position after it.
 
         Args:
-            place: Where to begin.
-            endless: Whether the next epoch follows at the end of one.
+            position: Position at which to start.
+            endless: Whether to continue with the next epoch at the end of an epoch.
         """
         while True:
-            behind = None
-            for tickets, behind in self._epoch(place):
-                yield tickets, behind
+            after = None
+            for requests, after in self._epoch(position):
+                yield requests, after
             if not endless:
                 return
-            if behind is None and place.batches == 0:
+            if after is None and position.batches == 0:
                 raise ValueError('the sampler gives no batches; see batch_size and drop_last')
-            # None: all of it had been delivered when this began.
-            place = behind or StreamPosition(place.epoch + 1, processes=self._processes)
+            # None: the start position was the end of its epoch.
+            position = after or StreamPosition(position.epoch + 1, processes=self._processes)
 
-    def _epoch(self, place: StreamPosition) -> Iterator[tuple[list[SampleRequest], StreamPosition]]:
+    def _epoch(
+        self, position: StreamPosition
+    ) -> Iterator[tuple[list[SampleRequest], StreamPosition]]:
         for sampler in (self._sampler, self._batch_sampler):
             if hasattr(sampler, 'set_epoch'):
-                sampler.set_epoch(place.epoch)
-        done, number, batches = self._batches(place)
+                sampler.set_epoch(position.epoch)
+        done, number, batches = self._remaining_batches(position)
         following = next(batches, None)
         while following is not None:
             indices, following = following, next(batches, None)
-            tickets = []
+            requests = []
             for index in indices:
-                position = done * self._processes + self._rank
-                tickets.append(SampleRequest(index, (self._seed, place.epoch, position)))
+                order = done * self._processes + self._rank
+                requests.append(SampleRequest(index, (self._seed, position.epoch, order)))
                 done += 1
             number += 1
-            behind = StreamPosition(place.epoch, number, done * self._processes, self._processes)
+            after = StreamPosition(position.epoch, number, done * self._processes, self._processes)
             if following is None:
-                behind = StreamPosition(place.epoch + 1, processes=self._processes)
-            yield tickets, behind
+                after = StreamPosition(position.epoch + 1, processes=self._processes)
+            yield requests, after
 
-    def settled(self, place: StreamPosition) -> StreamPosition:
-        """The same place, but at the next epoch's start where nothing of this one is left."""
+    def normalized(self, position: StreamPosition) -> StreamPosition:
+        """Return the position, or the next epoch's start where no batch of its epoch is left."""
         if not self._is_plain or isinstance(self._sampler, ResumableInfiniteSampler):
-            return place
-        left = len(self._sampler) - self._done(place)
+            return position
+        left = len(self._sampler) - self._samples_before(position)
         is_over = left < (self._batch_sampler.batch_size if self._batch_sampler.drop_last else 1)
-        if not place.samples or not is_over:
-            return place
-        return StreamPosition(place.epoch + 1, processes=self._processes)
+        if not position.samples or not is_over:
+            return position
+        return StreamPosition(position.epoch + 1, processes=self._processes)
 
-    def _done(self, place: StreamPosition) -> int:
-        """Samples of this process that are behind the place."""
-        return -(-place.samples // self._processes)
+    def _samples_before(self, position: StreamPosition) -> int:
+        """Return how many samples of this process precede the position in its epoch."""
+        return -(-position.samples // self._processes)
 
-    def _batches(self, place: StreamPosition) -> tuple[int, int, Iterator[list[int]]]:
-        """Samples and batches of this process behind the place, and the batches that follow."""
-        done = self._done(place)
+    def _remaining_batches(self, position: StreamPosition) -> tuple[int, int, Iterator[list[int]]]:
+        """Return this process's sample and batch counts at the position, and later batches."""
+        done = self._samples_before(position)
         if self._is_plain:
             if hasattr(self._sampler, 'skip'):
                 self._sampler.skip(done)
-                indices = self._drawn(self._sampler, place, 0)
+                indices = self._drawn(self._sampler, position, 0)
             else:
-                indices = self._drawn(self._sampler, place, done)
+                indices = self._drawn(self._sampler, position, done)
             number = done // self._batch_sampler.batch_size
             return done, number, _chunks(indices, self._batch_sampler)
-        skipped = place.batches * place.processes // self._processes
-        return done, skipped, self._drawn(self._batch_sampler, place, skipped)
+        skipped = position.batches * position.processes // self._processes
+        return done, skipped, self._drawn(self._batch_sampler, position, skipped)
 
-    def _drawn(self, sampler: Any, place: StreamPosition, skipped: int) -> Iterator[Any]:
-        """What the sampler gives in the place's epoch, as a function of (seed, epoch)."""
+    def _drawn(self, sampler: Any, position: StreamPosition, skipped: int) -> Iterator[Any]:
+        """Iterate over a sampler such that its order is a function of (seed, epoch)."""
         if isinstance(sampler, PURE):
             yield from itertools.islice(iter(sampler), skipped, None)
             return
-        apart = IsolatedRNG(self._seed, place.epoch)
-        with apart:
+        isolated = IsolatedRNG(self._seed, position.epoch)
+        with isolated:
             drawn = itertools.islice(iter(sampler), skipped, None)
         while True:
-            with apart:
+            with isolated:
                 try:
                     item = next(drawn)
                 except StopIteration:

@@ -1,19 +1,16 @@
-"""From a stock dataloader dict to a loader that prefetches."""
+"""Build a prefetching loader from the config of a stock dataloader."""
 
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import logging
 import multiprocessing
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from mmengine.dataset import InfiniteSampler, pseudo_collate
 from mmengine.dist import get_dist_info, sync_random_seed
 from mmengine.logging import print_log
@@ -29,25 +26,29 @@ from torch.utils.data import (
 
 from mmtempo.datasets.samplers.resumable_infinite_sampler import ResumableInfiniteSampler
 from mmtempo.device.streams import current_device_index
-from mmtempo.loaders.collate.stack_collate import stack_collate
-from mmtempo.loaders.collate.stacked_inputs import takes_stacked_inputs
 from mmtempo.system.limits import Limits
+from mmtempo.system.machine import processes_here
+from mmtempo.utils.checks import is_whole
 from mmtempo.utils.rng import seeded
+from mmtempo.utils.suggest import did_you_mean
 
+from .collate.stack_collate import stack_collate
+from .collate.stacked_inputs import takes_stacked_inputs
+from .plan import LoaderPlan
 from .planner import check_sample_bytes, count_segments, plan_loader
 from .prefetch_dataloader import PrefetchDataLoader
 from .shared_metadata import share_metadata
 from .shared_slabs import SlabPool
 from .worker import WorkerStart
 
-TIMEOUT = 600.0
-_alive: weakref.WeakSet[PrefetchDataLoader] = weakref.WeakSet()
+TIMEOUT = 600.0  # seconds
 PLANNED = ('num_workers', 'prefetch_factor', 'pin_memory', 'persistent_workers')
 KEYS = (
     *('dataset', 'sampler', 'batch_sampler', 'batch_size', 'drop_last', 'num_batch_per_epoch'),
     *('collate_fn', 'worker_init_fn', 'disable_subprocess_warning', 'timeout'),
     *('multiprocessing_context', *PLANNED),
 )
+_loaders: weakref.WeakSet[PrefetchDataLoader] = weakref.WeakSet()
 
 
 def build_prefetch_dataloader(
@@ -58,34 +59,37 @@ def build_prefetch_dataloader(
     name: str = 'dataloader',
     model: Any = None,
 ) -> PrefetchDataLoader:
-    """Build what a stock dataloader dict describes; what it leaves open is chosen, and said.
+    """Build a prefetching loader from the config of a stock dataloader.
+
+    Keys that the config leaves open are chosen, and the choice is logged.
 
     ======================  ==========================================================
-    key                     where it is not given
+    key                     default
     ======================  ==========================================================
     num_workers             'auto': by usable CPUs, processes on this node, and memory
     prefetch_factor         2, less where shared memory is small
     pin_memory              True with an accelerator
     persistent_workers      True with workers
     collate_fn              `stack_collate` where `model` is known to take stacked inputs and
-                            there are data samples, else stock's `pseudo_collate`
+                            samples have data samples, else mmengine's `pseudo_collate`
     timeout                 600 seconds without a batch are an error
     ======================  ==========================================================
 
-    `InfiniteSampler` becomes `ResumableInfiniteSampler`; any other sampler stays.
+    `InfiniteSampler` is replaced by `ResumableInfiniteSampler`; other samplers are kept.
 
     Args:
-        cfg: As for `Runner.build_dataloader`.
-        seed: Of order and transforms. Defaults to None: drawn, the same for all processes.
-        diff_rank_seed: Whether each process has a seed of its own, so that the order needs
-            another one. Defaults to False.
-        endless: Whether epoch follows on epoch, as in training. Defaults to False.
-        name: The config's key, for messages. Defaults to 'dataloader'.
-        model: The model that takes the batches, for the default of `collate_fn`. Defaults to None:
-            unknown, so that batches are lists.
+        cfg: Config as for `Runner.build_dataloader`.
+        seed: Seed of the order and of the transforms. Defaults to None: drawn, and the same in
+            all processes.
+        diff_rank_seed: Whether each process has a different seed; the order then uses a seed
+            that all processes share. Defaults to False.
+        endless: Whether epochs follow each other without end, as in training. Defaults to False.
+        name: The config's key of the dataloader, for messages. Defaults to 'dataloader'.
+        model: The model that receives the batches, for the default of `collate_fn`. Defaults to
+            None: unknown, so that batches are lists.
     """
     _check_keys(cfg, name)
-    # What is built already is used as it is.
+    # Only dicts are copied: objects that are built already are used as they are.
     cfg = {k: copy.deepcopy(v) if isinstance(v, dict) else v for k, v in cfg.items()}
     rank, processes = get_dist_info()
     dataset = _build_dataset(cfg, name, processes)
@@ -107,26 +111,7 @@ def build_prefetch_dataloader(
     method = context or multiprocessing.get_start_method()
     if not isinstance(method, str):
         method = method.get_start_method()
-    sample = _first_sample(dataset, seed) if cfg.get('num_workers', 'auto') else None
-    sample_bytes = None if sample is None else check_sample_bytes(sample)
-    limits, segments = _limits_left(), 1
-    if sample_bytes and SlabPool.work_here():
-        limits = replace(limits, shared_memory=None)  # slabs lie elsewhere
-    else:
-        segments = _segments(collate_fn, sample, batch_size)
-    plan = plan_loader(
-        cfg,
-        sample_bytes=sample_bytes,
-        batch_size=batch_size,
-        name=name,
-        start_method=method,
-        has_accelerator=current_device_index() is not None,
-        local_world_size=_processes_here(processes),
-        limits=limits,
-        segments_per_batch=segments,
-    )
-    level = logging.WARNING if plan.warnings else logging.INFO
-    print_log(plan.describe(), logger='current', level=level)
+    plan, sample_bytes = _plan(cfg, name, dataset, seed, batch_size, collate_fn, method, processes)
     plan.apply()
     if plan.num_workers and method != 'fork':
         share_metadata(dataset)
@@ -141,17 +126,51 @@ def build_prefetch_dataloader(
         endless=endless,
         collate_fn=collate_fn,
         start=start,
-        batch_bytes=(sample_bytes or 0) * batch_size,
+        batch_bytes=sample_bytes * batch_size,
         timeout=TIMEOUT if plan.timeout is None else plan.timeout,
         context=context,
         name=name,
     )
-    _alive.add(loader)
+    _loaders.add(loader)
     return loader
 
 
+def _plan(
+    cfg: dict,
+    name: str,
+    dataset: Any,
+    seed: int,
+    batch_size: int,
+    collate_fn: Callable | None,
+    start_method: str,
+    processes: int,
+) -> tuple[LoaderPlan, int]:
+    """Return the plan of a loader, which is logged, and the bytes of a sample, 0 if unknown."""
+    sample = _first_sample(dataset, seed) if cfg.get('num_workers', 'auto') else None
+    sample_bytes = None if sample is None else check_sample_bytes(sample)
+    limits, segments = _remaining_limits(), 1
+    if sample_bytes and SlabPool.is_supported():
+        limits = replace(limits, shared_memory=None)  # slabs are not in /dev/shm
+    else:
+        segments = _segments(collate_fn, sample, batch_size)
+    plan = plan_loader(
+        cfg,
+        sample_bytes=sample_bytes,
+        batch_size=batch_size,
+        name=name,
+        start_method=start_method,
+        has_accelerator=current_device_index() is not None,
+        local_world_size=processes_here(processes),
+        limits=limits,
+        segments_per_batch=segments,
+    )
+    level = logging.WARNING if plan.warnings else logging.INFO
+    print_log(plan.describe(), logger='current', level=level)
+    return plan, sample_bytes or 0
+
+
 def stack_data_samples(data_batch: Sequence[Any]) -> Any:
-    """Stack samples that have a `data_samples` element; collate any others as stock does."""
+    """Stack samples that have a `data_samples` element; collate others by `pseudo_collate`."""
     first = data_batch[0]
     if isinstance(first, dict) and isinstance(first.get('data_samples'), BaseDataElement):
         return stack_collate(data_batch)
@@ -159,11 +178,11 @@ def stack_data_samples(data_batch: Sequence[Any]) -> Any:
 
 
 class FirstSamples(Dataset):
-    """The first samples of a data set, which it is like in everything else.
+    """A dataset reduced to its first samples, with all other attributes of the original.
 
     Args:
-        dataset: The data set.
-        length: How many of its samples.
+        dataset: Dataset to wrap.
+        length: Number of samples to keep.
     """
 
     def __init__(self, dataset: Any, length: int) -> None:
@@ -171,7 +190,7 @@ class FirstSamples(Dataset):
         self._length = length
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'dataset':  # not yet, while a worker unpickles it
+        if name == 'dataset':  # not set yet while a worker unpickles it
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -185,12 +204,11 @@ class FirstSamples(Dataset):
 def _check_keys(cfg: dict, name: str) -> None:
     unknown = [key for key in cfg if key not in KEYS]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], KEYS, n=1)
-        meant = f'; did you mean {close[0]}?' if close else f'; known are {", ".join(KEYS)}'
-        raise ValueError(f'{name}.{unknown[0]} is unknown{meant}')
+        hint = did_you_mean(unknown[0], KEYS) or f'; known keys are {", ".join(KEYS)}'
+        raise ValueError(f'{name}.{unknown[0]} is unknown{hint}')
     missing = [key for key in ('dataset', 'sampler') if key not in cfg]
     if missing:
-        raise ValueError(f'{name}.{missing[0]} is missing')
+        raise ValueError(f'{name}.{missing[0]} is missing; add it to the config')
 
 
 def _build_dataset(cfg: dict, name: str, processes: int) -> Any:
@@ -201,8 +219,8 @@ def _build_dataset(cfg: dict, name: str, processes: int) -> Any:
             dataset.full_init()
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, '__getitem__'):
         raise TypeError(
-            f'{name}.dataset is a {type(dataset).__name__}, which has no samples by number; '
-            "prefetching loops need that: use mmengine's own, as IterBasedTrainLoop"
+            f'{name}.dataset must be indexable for prefetching loops, found a '
+            f"{type(dataset).__name__}; use one of mmengine's loops, such as IterBasedTrainLoop"
         )
     batches = cfg.pop('num_batch_per_epoch', None)
     if batches is None:
@@ -226,7 +244,7 @@ def _build_batch_sampler(cfg: dict, sampler: Any, name: str) -> Any:
     batch_sampler, size = cfg.pop('batch_sampler', None), cfg.pop('batch_size', 1)
     drop_last = cfg.pop('drop_last', False)
     if batch_sampler is None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_whole(size):
             raise ValueError(f'{name}.batch_size must be a positive integer, found {size!r}')
         return BatchSampler(sampler, size, drop_last)
     if isinstance(batch_sampler, dict):
@@ -236,19 +254,19 @@ def _build_batch_sampler(cfg: dict, sampler: Any, name: str) -> Any:
 
 
 def _function(spec: Any, key: str) -> Callable | None:
-    """What a config names; arguments beside its type are given to it at each call."""
+    """Return the function that a config names, with the config's other keys as arguments."""
     if spec is None or not isinstance(spec, dict):
         return spec
     arguments = dict(spec)
     kind = arguments.pop('type', None)
     found = FUNCTIONS.get(kind) if isinstance(kind, str) else kind
     if not callable(found):
-        raise TypeError(f'{key}.type must be a function or the name of one, found {kind!r}')
+        raise TypeError(f'{key}.type must be a function or its registered name, found {kind!r}')
     return functools.partial(found, **arguments) if arguments else found
 
 
 def _first_sample(dataset: Any, seed: int) -> Any:
-    """None where it has an error, which its batch will tell."""
+    """Return the first sample; None where it raises an error, which its batch will report."""
     try:
         with seeded(seed):
             return dataset[0]
@@ -257,25 +275,20 @@ def _first_sample(dataset: Any, seed: int) -> Any:
 
 
 def _segments(collate_fn: Callable | None, sample: Any, batch_size: int) -> int:
-    """Pieces of shared memory that a batch takes."""
+    """Return the number of shared memory segments of a batch."""
     try:
         return count_segments((collate_fn or default_collate)([sample] * batch_size))
-    except Exception:  # no sample, or what only its own batches tell
+    except Exception:  # no sample, or a collate function that needs different samples
         return 4
 
 
-def _limits_left() -> Limits:
-    """What the loaders that are there leave: a training's is full while another one validates."""
+def _remaining_limits() -> Limits:
+    """Return the machine's limits less what open loaders take.
+
+    The training loader keeps its batches and workers while another loader validates.
+    """
     limits = Limits.of_this_machine()
-    for loader in list(_alive):
+    for loader in list(_loaders):
         if not loader.is_closed:
             limits = loader.plan.left(limits)
     return limits
-
-
-def _processes_here(processes: int) -> int:
-    """Of this training, on this node."""
-    for name in ('LOCAL_WORLD_SIZE', 'SLURM_NTASKS_PER_NODE'):
-        if os.environ.get(name, '').isdigit():
-            return min(processes, int(os.environ[name]))
-    return min(processes, torch.cuda.device_count() or processes)

@@ -1,4 +1,4 @@
-"""From a stream of tickets to batches, in order; and what to say where none comes."""
+"""An iterator from sample requests to batches, with the errors of a loader."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from mmtempo.system.limits import oom_kills
 
 from .background_iterator import BackgroundIterator
 from .batch_stream import SampleRequest, StreamPosition
-from .errors import LoaderError
 from .shared_slabs import Packed, Pinned, SlabLease, SlabPool
 from .worker import WorkerStatus, WorkerTiming
-from .worker_errors import why_os_error, why_worker_died
+from .worker_errors import LoaderError, why_os_error, why_worker_died
 from .worker_pool import WorkerPool
 
-# What may come of a worker's death, and seconds until that itself is known.
+# Exceptions that may follow from a worker's death, and seconds until its exit code is known.
 LOST = (OSError, EOFError, RuntimeError)
-SETTLED = 1.0
-# In the text of what a sample or its collation raised in a worker.
+SETTLE_TIME = 1.0
+# Part of the message of exceptions that a sample or its collation raised in a worker.
 FROM_WORKER = 'in DataLoader worker process'
-# Seconds between looks whether the workers live.
-LOOK_EVERY = 0.25
-# What a sample's own description of itself is looked for under.
+CHECK_INTERVAL = 0.25  # seconds between checks whether the workers live
+# Keys of a sample's data info that can name it in a message.
 NAMES = ('img_path', 'token', 'img_id', 'seg_map_path')
 
 
 @dataclass
 class WaitStats:
-    """What the training has waited for its batches.
+    """How long the training has waited for batches.
 
     Attributes:
-        batches: It was given.
-        starved: Of them were not there when they were asked for.
-        seconds: Waited for those.
+        batches: Number of batches that were delivered.
+        starved: Number of these that were not ready when requested.
+        seconds: Seconds of waiting for those.
     """
 
     batches: int = 0
@@ -47,12 +45,12 @@ class WaitStats:
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """How the training came by a batch.
+    """How a batch was made and delivered.
 
     Attributes:
-        samples: Their numbers in the data set.
-        waited: Seconds, where it was not there.
-        origin: What its worker says of it; None where none does.
+        samples: Indices of its samples in the dataset.
+        waited: Seconds that the training waited for it; 0 where it was ready.
+        origin: Timing that its worker reports; None where none is reported.
     """
 
     samples: list[int]
@@ -61,156 +59,160 @@ class BatchInfo:
 
 
 class Pipeline:
-    """An iterator over batches, fed from a stream by whoever takes them.
+    """An iterator over batches, which requests further batches as it is advanced.
 
-    The stream is drawn here, by the training's own thread, and not by that of the workers:
-    samplers may draw from the global generators.
+    The caller's thread, which is the main thread, draws from the stream, not the thread of the
+    workers: samplers may draw from the global generators.
 
     Args:
-        stream: Tickets of each batch, and the place behind it.
-        pool: Makes batches of tickets.
-        board: Where workers write what they are at.
-        dataset: Whose samples are named in messages.
-        timeout: Seconds to wait for a batch; 0 waits for good.
-        name: The config's key, for messages.
-        waiting: Is kept up to date.
-        slabs: Memory for batches. Defaults to None: torch's own.
+        stream: Requests of each batch, and the position after it.
+        pool: Workers that make the batches.
+        status: Table in which workers record the sample that they are making.
+        dataset: Dataset whose samples are named in messages.
+        timeout: Seconds to wait for a batch; 0 waits without limit.
+        name: The config's key of the dataloader, for messages.
+        waits: Statistics to update with each batch.
+        slabs: Reusable memory for batches. Defaults to None: torch's shared memory.
     """
 
     def __init__(
         self,
         stream: Iterator[tuple[list[SampleRequest], StreamPosition]],
         pool: WorkerPool,
-        board: WorkerStatus,
+        status: WorkerStatus,
         dataset: Any,
         timeout: float,
         name: str,
-        waiting: WaitStats,
+        waits: WaitStats,
         slabs: SlabPool | None = None,
     ) -> None:
-        self._stream, self._pool, self._board = stream, pool, board
+        self._stream, self._pool, self._status = stream, pool, status
         self._dataset, self._timeout, self._name = dataset, timeout, name
-        self._waiting, self._slabs = waiting, slabs
-        self._on_their_way: collections.deque[list[SampleRequest]] = collections.deque()
-        self._places: collections.deque[StreamPosition] = collections.deque()
-        self._deliveries: collections.deque[BatchInfo] = collections.deque()
-        self._origin: WorkerTiming | None = None
+        self._waits, self._slabs = waits, slabs
+        self._in_flight: collections.deque[list[SampleRequest]] = collections.deque()
+        self._positions: collections.deque[StreamPosition] = collections.deque()
+        self._infos: collections.deque[BatchInfo] = collections.deque()
+        self._timing: WorkerTiming | None = None
         self._ended = False
-        self._ooms = oom_kills()
+        self._oom_kills = oom_kills()
         self._ahead = pool.ahead
-        board.clear()
-        self._given, self._source = pool.begin()
-        self._give()
+        status.clear()
+        self._requests, self._source = pool.begin()
+        self._request_batches()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def ready(self) -> bool:
-        """Whether the next batch is there."""
+        """Return whether the next batch has arrived."""
         return isinstance(self._source, BackgroundIterator) and self._source.ready()
 
     def __next__(self) -> Any:
-        self._give()
-        self._waiting.batches += 1
+        self._request_batches()
+        self._waits.batches += 1
         start = None if self.ready() else time.perf_counter()
         try:
             batch = self._take()
         except StopIteration:
-            self._waiting.batches -= 1
+            self._waits.batches -= 1
             raise
         waited = 0.0
         if start is not None:
             waited = time.perf_counter() - start
-            self._waiting.starved += 1
-            self._waiting.seconds += waited
-        tickets = self._on_their_way.popleft()
-        samples = [ticket.sample for ticket in tickets]
-        self._deliveries.append(BatchInfo(samples, waited, self._origin))
-        loan = _loan_of(tickets)
-        if self._slabs is not None and loan is not None:
-            self._slabs.done(loan)
+            self._waits.starved += 1
+            self._waits.seconds += waited
+        requests = self._in_flight.popleft()
+        samples = [request.sample for request in requests]
+        self._infos.append(BatchInfo(samples, waited, self._timing))
+        lease = _lease_of(requests)
+        if self._slabs is not None and lease is not None:
+            self._slabs.finish(lease)
         return batch
 
     def delivered(self) -> tuple[StreamPosition, BatchInfo]:
-        """The place behind the batch that the training has been given now, and how that came."""
-        return self._places.popleft(), self._deliveries.popleft()
+        """Return the position after the batch that the training receives now, and its info.
+
+        A device stage takes batches from this iterator before the training receives them.
+        """
+        return self._positions.popleft(), self._infos.popleft()
 
     def close(self) -> None:
-        self._pool.stop(abandon=bool(self._on_their_way))
-        for tickets in self._on_their_way:
-            loan = _loan_of(tickets)
-            if self._slabs is not None and loan is not None:
-                self._slabs.forget(loan)
-        self._on_their_way.clear()
+        """Stop the workers and discard outstanding batches."""
+        self._pool.stop(abandon=bool(self._in_flight))
+        for requests in self._in_flight:
+            lease = _lease_of(requests)
+            if self._slabs is not None and lease is not None:
+                self._slabs.discard(lease)
+        self._in_flight.clear()
 
-    def _give(self) -> None:
-        # One more than the workers need: it may be on a device already.
-        while not self._ended and len(self._places) <= self._ahead:
-            tickets, place = next(self._stream, (None, None))
-            if tickets is None or place is None:
-                self._given.put(None)
+    def _request_batches(self) -> None:
+        # One more than the workers need, since one batch may already be on a device.
+        while not self._ended and len(self._positions) <= self._ahead:
+            requests, position = next(self._stream, (None, None))
+            if requests is None or position is None:
+                self._requests.put(None)
                 self._ended = True
                 return
-            if self._slabs is not None and tickets:
-                tickets[0] = tickets[0]._replace(loan=self._slabs.lend())
-            self._given.put(tickets)
-            self._on_their_way.append(tickets)
-            self._places.append(place)
+            if self._slabs is not None and requests:
+                requests[0] = requests[0]._replace(lease=self._slabs.lease())
+            self._requests.put(requests)
+            self._in_flight.append(requests)
+            self._positions.append(position)
 
     def _take(self) -> Any:
         try:
             if isinstance(self._source, BackgroundIterator):
-                batch, self._origin = self._take_from(self._source), None
+                batch, self._timing = self._take_from(self._source), None
                 if not isinstance(batch, (Packed, Pinned)):
                     return batch
-                self._origin = batch.origin
+                self._timing = batch.timing
                 return batch.read()
             return next(self._source)
         except LoaderError:
             raise
         except Exception as error:
-            # StopIteration out of a sample or its collation must not be taken for the end.
-            if isinstance(error, StopIteration) and not self._on_their_way:
+            # A StopIteration of a sample or its collation is an error, not the end of the stream.
+            if isinstance(error, StopIteration) and not self._in_flight:
                 raise
-            # A batch that a dead worker has made cannot be fetched from it any more: the error is
-            # one of a connection, or torch's, which knows less. After an error of a sample,
-            # torch ends workers that do not persist.
+            # A batch cannot be fetched from a worker that has died since: the error is then one
+            # of a connection, or torch's, and the exit code tells more. After an error of a
+            # sample, however, torch ends workers that do not persist.
             codes = {}
             if FROM_WORKER not in str(error):
-                codes = self._pool.exit_codes(SETTLED if isinstance(error, LOST) else 0)
-            raise LoaderError(self._why_dead(codes) if codes else self._why(error)) from error
+                codes = self._pool.exit_codes(SETTLE_TIME if isinstance(error, LOST) else 0)
+            text = self._death_message(codes) if codes else self._error_message(error)
+            raise LoaderError(text) from error
 
     def _take_from(self, source: BackgroundIterator) -> Any:
         start = time.monotonic()
         while True:
             try:
-                return source.take(LOOK_EVERY)
+                return source.take(CHECK_INTERVAL)
             except queue.Empty:
                 codes = self._pool.exit_codes()
-                # One that ends without an error may have been asked to; torch knows.
+                # Torch may have asked a worker to end; only an exit code other than 0 is a death.
                 if any(codes.values()):
-                    raise LoaderError(self._why_dead(codes)) from None
+                    raise LoaderError(self._death_message(codes)) from None
                 if self._timeout and time.monotonic() - start >= self._timeout:
-                    raise LoaderError(self._why_late()) from None
+                    raise LoaderError(self._timeout_message()) from None
 
-    def _why_late(self) -> str:
-        text = f'{self._name}: no batch for {self._timeout:g} seconds'
-        doing = self._board.doing()
-        if doing:
-            text += '; ' + '; '.join(
-                f'worker {one.worker} (process {one.process}) has been at '
-                f'{self._called(one.index)} for {one.seconds:.0f} s'
-                for one in doing[:4]
+    def _timeout_message(self) -> str:
+        text = f'{self._name}: no batch for {self._timeout:g} s'
+        for one in self._status.activities()[:4]:
+            text += (
+                f'; worker {one.worker} (process {one.process}) has spent {one.seconds:.0f} s on '
+                f'{self._describe_sample(one.index)}'
             )
         return (
-            f'{text}. A file on a lost mount, or a lock held by a thread that was not forked; if '
-            f'samples do take that long, set {self._name}.timeout (seconds, 0 waits for good)'
+            f'{text}. Check for files on a lost mount and for locks that were held at a fork; if '
+            f'samples do take this long, raise {self._name}.timeout (seconds; 0 waits without '
+            'limit)'
         )
 
-    def _why(self, error: Exception) -> str:
-        batch = [ticket.sample for ticket in (self._on_their_way or [[]])[0]]
-        failed = [index for index in self._board.failed() if index in batch]
-        what = self._called(failed[0]) if failed else f'the batch of samples {batch}'
+    def _error_message(self, error: Exception) -> str:
+        batch = [request.sample for request in (self._in_flight or [[]])[0]]
+        failed = [index for index in self._status.failed() if index in batch]
+        what = self._describe_sample(failed[0]) if failed else f'the batch of samples {batch}'
         # Torch puts the worker's traceback before the message.
         lines = str(error).strip().splitlines() or ['']
         kind = type(error).__name__
@@ -219,23 +221,22 @@ class Pipeline:
         limit = why_os_error(error)
         return f'{text}; {limit}' if limit else text
 
-    def _why_dead(self, codes: dict[int, int]) -> str:
-        doing = self._board.doing()
-        # One that fails is the reason why the others end.
+    def _death_message(self, codes: dict[int, int]) -> str:
+        activities = self._status.activities()
+        # Torch ends the other workers, with exit code 0, because one has failed: name that one.
         pid, code = max(codes.items(), key=lambda one: one[1] != 0)
-        at = [one for one in doing if one.process == pid]
-        where = f' at {self._called(at[0].index)}' if at else ''
+        at = [one for one in activities if one.process == pid]
+        where = f' at {self._describe_sample(at[0].index)}' if at else ''
         number = f'worker {at[0].worker}' if at else 'a worker'
-        why = why_worker_died(code, oom_before=self._ooms)
+        why = why_worker_died(code, oom_before=self._oom_kills)
         return f'{self._name}: {number} (process {pid}) died{where}: {why}'
 
-    def _called(self, index: int) -> str:
-        """What a sample is called in a message."""
+    def _describe_sample(self, index: int) -> str:
         info: Any = None
         if hasattr(self._dataset, 'get_data_info'):
             try:
                 info = self._dataset.get_data_info(index)
-            except Exception:  # whatever it is, the message is about something else
+            except Exception:  # must not hide the error that the message is about
                 info = None
         names = (
             [str(info[name]) for name in NAMES if name in info] if isinstance(info, dict) else []
@@ -243,5 +244,5 @@ class Pipeline:
         return f'sample {index} ({names[0]})' if names else f'sample {index}'
 
 
-def _loan_of(tickets: list[SampleRequest]) -> SlabLease | None:
-    return tickets[0].loan if tickets else None
+def _lease_of(requests: list[SampleRequest]) -> SlabLease | None:
+    return requests[0].lease if requests else None

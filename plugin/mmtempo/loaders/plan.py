@@ -1,4 +1,4 @@
-"""How a loader is run, and why."""
+"""The settings of a loader, and the reasons for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from mmtempo.system.limits import Limits, OpenFiles, raise_open_files
 
 @dataclass(frozen=True)
 class Needs:
-    """What a loader takes at most: bytes in all its processes on this node, files in one."""
+    """Resources that a loader takes at most.
+
+    Attributes:
+        memory: Bytes of memory, over all processes of this node.
+        shared_memory: Bytes in /dev/shm, over all processes of this node.
+        files: Open files of one process.
+    """
 
     memory: int = 0
     shared_memory: int = 0
@@ -18,19 +24,19 @@ class Needs:
 
 @dataclass(frozen=True)
 class LoaderPlan:
-    """How a loader is run, and why.
+    """The settings of a loader, and the reasons for them.
 
     Attributes:
-        num_workers: How many processes make batches; 0: the training's own does.
-        prefetch_factor: Batches that each makes before they are asked for; None without workers.
-        pin_memory: Whether batches are put where a device can copy them from by itself.
-        persistent_workers: Whether workers stay from epoch to epoch.
-        reasons: Lines that say why.
-        warnings: Lines that say what the config asks for and cannot have, or should not.
-        timeout: Seconds to wait for a batch; None where the config does not say.
-        name: The config's key.
-        needs: What it takes.
-        open_files: The soft limit of open files that it has to have; None: as it is.
+        num_workers: Number of worker processes; with 0 the training process makes batches.
+        prefetch_factor: Batches that each worker makes ahead of their use; None without workers.
+        pin_memory: Whether batches are copied to pinned memory.
+        persistent_workers: Whether workers are kept between epochs.
+        reasons: Lines for the log that explain the settings.
+        warnings: Lines for the log about config values that were lowered or are questionable.
+        timeout: Seconds to wait for a batch; None where the config does not set it.
+        name: The config's key of the dataloader.
+        needs: Resources that the loader takes at most.
+        open_files: Soft limit of open files that the loader requires; None keeps the limit.
     """
 
     num_workers: int = 0
@@ -45,8 +51,8 @@ class LoaderPlan:
     open_files: int | None = None
 
     def describe(self) -> str:
-        """All of it, for the log."""
-        parts = ['no workers, the training makes its batches itself']
+        """Return the settings, reasons and warnings as lines for the log."""
+        parts = ['no workers (the training process makes the batches)']
         if self.num_workers:
             workers = 'worker' if self.num_workers == 1 else 'workers'
             batches = 'batch' if self.prefetch_factor == 1 else 'batches'
@@ -56,11 +62,11 @@ class LoaderPlan:
         return '\n  '.join([f'{self.name}: {", ".join(parts)}', *lines])
 
     def apply(self) -> OpenFiles | None:
-        """Raise the limit of open files where it has to be; before the workers are started."""
+        """Raise the limit of open files if required; call it before the workers start."""
         return None if self.open_files is None else raise_open_files(self.open_files)
 
     def left(self, limits: Limits) -> Limits:
-        """What remains of limits for a loader that lives at the same time, as for validation."""
+        """Return what this loader leaves of limits for loaders that run at the same time."""
         files, needs = limits.open_files, self.needs
         return replace(
             limits,

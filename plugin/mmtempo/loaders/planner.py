@@ -1,42 +1,35 @@
-"""Decides, and explains, how many workers a loader has and how far ahead they work."""
+"""Choose the number of workers of a loader and how far ahead they work."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from mmtempo.system.limits import Limits
+from mmtempo.utils.checks import is_number_from, is_whole
+from mmtempo.utils.units import size
 
 from .plan import LoaderPlan, Needs
-from .sample_bytes import check_sample_bytes, count_segments
-from .worker_errors import MORE_FILES, MORE_SHARED_MEMORY, size_of, why_os_error, why_worker_died
+from .worker_errors import MORE_FILES, MORE_SHARED_MEMORY
 
-__all__ = [
-    'LoaderPlan',
-    'check_sample_bytes',
-    'count_segments',
-    'plan_loader',
-    'why_os_error',
-    'why_worker_died',
-]
-
-MOST_WORKERS = 16  # of 'auto': one GPU hardly needs more
-MOST_SPAWNED, MOST_ON_WINDOWS = 4, 2  # each starts an interpreter and imports everything anew
-AHEAD, AHEAD_ON_WINDOWS = 2, 1  # batches that a worker makes before they are asked for
-# Batches out of the workers' hands: two wait for the training, one is on its way to the device,
-# one is in use. If they are pinned they are copies, and one at a time still lies in /dev/shm.
+MOST_WORKERS = 16  # with 'auto': one GPU hardly needs more
+MOST_SPAWNED, MOST_ON_WINDOWS = 4, 2  # each starts an interpreter and imports all modules
+AHEAD, AHEAD_ON_WINDOWS = 2, 1  # batches that a worker makes ahead of their use
+# Batches outside the workers: two wait for the training, one is on its way to the device, one is
+# in use. With pinning these are copies, and only one batch at a time remains in /dev/shm.
 HELD, HELD_SHARED = 4, 1
 HELD_ALONE = 2  # without workers: one in use, one being made
-# Forked, then spawned. Measured with mmseg and torch for CPUs: 14 and 275 MB. A fork copies the
-# data set's Python objects bit by bit, and torch for CUDA is larger.
+# Bytes of a worker by whether it is spawned. Measured with mmseg and torch for CPU: 14 MB forked,
+# 275 MB spawned; reference counts copy a fork's pages, and torch for CUDA is larger.
 WORKER_BYTES = {False: 100 << 20, True: 600 << 20}
 SPARE_MEMORY = 256 << 20
-SPARE_SHARED_MEMORY = 4 << 20  # locks, and what others put there meanwhile
-SPARE_FILES = 64  # checkpoints, logs, the samples' own files
-PIPES = 4  # with each worker, and once for all of them
+SPARE_SHARED_MEMORY = 4 << 20  # locks, and files of other programs
+SPARE_FILES = 64  # checkpoints, logs, the samples' files
+PIPES = 4  # open files per worker, and the same once more for the loader
 ENOUGH_FILES = 4096
 
 
@@ -53,25 +46,25 @@ def plan_loader(
     segments_per_batch: int = 4,
     worker_bytes: int | None = None,
 ) -> LoaderPlan:
-    """Concrete values for `num_workers`, `prefetch_factor`, `pin_memory`, `persistent_workers`.
+    """Choose `num_workers`, `prefetch_factor`, `pin_memory` and `persistent_workers`.
 
-    Each may be missing, None or 'auto'. A number is kept unless it cannot work; then it is
-    lowered, and `warnings` says so.
+    Each may be missing, None or 'auto'. A given number is kept unless it cannot work; then it is
+    lowered, with a line in the plan's `warnings`.
 
     Args:
-        cfg: A dataloader's config.
-        sample_bytes: Of one sample as it is in a batch. None: unknown.
-        batch_size: Samples a batch.
-        name: The config's key. Defaults to 'train_dataloader'.
-        start_method: Of workers, as 'fork'.
-        has_accelerator: Whether the training runs on a device with memory of its own.
-        local_world_size: Processes on this node that have such a loader.
-        limits: What the machine offers. Defaults to None: this machine, now.
-        segments_per_batch: Tensors with memory of their own in a batch. Defaults to 4.
-        worker_bytes: What a worker holds beside batches. Defaults to None: `WORKER_BYTES`.
+        cfg: Config of a dataloader.
+        sample_bytes: Bytes of one sample in a batch; None if unknown.
+        batch_size: Number of samples in a batch.
+        name: The config's key of the dataloader. Defaults to 'train_dataloader'.
+        start_method: How workers are started, such as 'fork'.
+        has_accelerator: Whether the training runs on a device other than the CPU.
+        local_world_size: Number of processes on this node that have such a loader.
+        limits: Limits of the machine. Defaults to None: read them now.
+        segments_per_batch: Number of shared memory segments in a batch. Defaults to 4.
+        worker_bytes: Bytes of a worker, without its batches. Defaults to None: `WORKER_BYTES`.
 
     Raises:
-        ValueError: If a value is none that it may be, or not one batch fits into memory.
+        ValueError: If a value of the config is invalid, or one batch does not fit into memory.
     """
     asked = _asked(cfg, name)
     draft = _Draft(
@@ -91,9 +84,9 @@ def plan_loader(
     draft.fit_files()
     workers, reasons = draft.workers, draft.reasons
     if asked['pin_memory'] and not has_accelerator:
-        reasons.append('pin_memory=True -> False: there is no accelerator to copy to')
+        reasons.append('pin_memory: True -> False, there is no accelerator')
     if not workers and (asked['persistent_workers'] or asked['prefetch_factor']):
-        reasons.append('persistent_workers, prefetch_factor: of no use without workers')
+        reasons.append('persistent_workers, prefetch_factor: ignored, there are no workers')
     return LoaderPlan(
         num_workers=workers,
         prefetch_factor=draft.ahead if workers else None,
@@ -109,16 +102,13 @@ def plan_loader(
 
 
 def _asked(cfg: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Each key's value, None where it is for us to choose."""
+    """Return the value of each key, None where it is to be chosen."""
     rules: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        'num_workers': ("'auto', or a number from 0 on", lambda value: _is_number(value, 0)),
-        'prefetch_factor': ("'auto', or a number from 1 on", lambda value: _is_number(value, 1)),
-        'pin_memory': ("'auto', True or False", lambda value: isinstance(value, bool)),
-        'persistent_workers': ("'auto', True or False", lambda value: isinstance(value, bool)),
-        'timeout': (
-            "'auto', or seconds from 0 on",
-            lambda value: _is_number(value, 0, or_part=True),
-        ),
+        'num_workers': ('an integer of at least 0', lambda value: is_whole(value, 0)),
+        'prefetch_factor': ('an integer of at least 1', is_whole),
+        'pin_memory': ('True or False', lambda value: isinstance(value, bool)),
+        'persistent_workers': ('True or False', lambda value: isinstance(value, bool)),
+        'timeout': ('a number of seconds of at least 0', lambda value: is_number_from(value, 0)),
     }
     asked = {}
     for key, (expected, accepts) in rules.items():
@@ -126,18 +116,13 @@ def _asked(cfg: Mapping[str, Any], name: str) -> dict[str, Any]:
         if isinstance(value, str) and value == 'auto':
             value = None
         if value is not None and not accepts(value):
-            raise ValueError(f'{name}.{key}={value!r}: it has to be {expected}')
+            raise ValueError(f"{name}.{key} must be 'auto' or {expected}, found {value!r}")
         asked[key] = value
     return asked
 
 
-def _is_number(value: Any, least: int, or_part: bool = False) -> bool:
-    kinds = (int, float) if or_part else int
-    return isinstance(value, kinds) and not isinstance(value, bool) and value >= least
-
-
 class _Draft:
-    """A plan in the making: chosen by CPUs, then lowered by one limit after the other."""
+    """A plan in progress: chosen by the number of CPUs, then lowered to fit each limit."""
 
     def __init__(
         self,
@@ -161,7 +146,7 @@ class _Draft:
         self.open_files: int | None = None
 
     def choose(self) -> None:
-        """By CPUs, and by what is dear on this platform."""
+        """Set workers and batches ahead by the number of CPUs and the platform."""
         cpus, windows = self.limits.cpus, self.limits.platform == 'win32'
         auto, why = self._by_cpus(windows)
         asked = self.asked['num_workers']
@@ -170,8 +155,8 @@ class _Draft:
             self.reasons.append(why)
         elif asked * self.world > max(1, math.ceil(cpus.number)):
             self.warnings.append(
-                f'num_workers={asked}: {asked * self.world} workers on this node have '
-                f"{cpus.number:g} usable CPUs ({cpus.source}); 'auto' would be {auto}"
+                f'num_workers={asked}: {asked * self.world} workers on this node share '
+                f"{cpus.number:g} usable CPUs ({cpus.source}); 'auto' would choose {auto}"
             )
         self.ahead = self.asked['prefetch_factor'] or (AHEAD_ON_WINDOWS if windows else AHEAD)
 
@@ -182,53 +167,53 @@ class _Draft:
         if self.world > 1:
             text += f', {self.world} processes on this node -> {each:g} each'
         workers = math.floor(each) - 1
-        text += f', 1 kept for the training -> {max(0, workers)}'
+        text += f', 1 reserved for the training -> {max(0, workers)}'
         if workers < 1:
             workers = 1
             text += ', at least 1'
-        most, of = MOST_WORKERS, 'as a rule'
+        most, condition = MOST_WORKERS, ''
         if windows or self.spawned:
             most = MOST_ON_WINDOWS if windows else MOST_SPAWNED
-            of = 'where each imports everything anew'
+            condition = ' where each imports all modules'
         if workers > most:
             workers = most
-            text += f', at most {most} {of}'
+            text += f', at most {most}{condition}'
         return workers, text
 
     def fit_memory(self) -> None:
-        """Workers and batches have to fit in, with some to spare if it was left to us."""
+        """Fit workers and batches into memory, with a reserve if both numbers were chosen here."""
         if self.limits.memory is None:
             return
         available = self.limits.memory // self.world
         if self.batch_bytes > available:
             raise ValueError(
-                f'{self.name}.batch_size: one batch has {size_of(self.batch_bytes)}, and '
-                f'{size_of(available)} of memory are available{self._each}; make it smaller'
+                f'{self.name}.batch_size: one batch takes {size(self.batch_bytes)}, and '
+                f'{size(available)} of memory are available{self._each}; lower it'
             )
         chosen = self.asked['num_workers'] is None and self.asked['prefetch_factor'] is None
         spare = max(SPARE_MEMORY, available // 10) if chosen else 0
         text = 'memory: '
         if self.batch_bytes:
             count = self._in_flight(self.workers, self.ahead)
-            total = size_of(count * self.batch_bytes)
-            text += f'{count} batches of {size_of(self.batch_bytes)} in flight = {total}, '
+            total = size(count * self.batch_bytes)
+            text += f'{count} batches of {size(self.batch_bytes)} in flight = {total}, '
         if self.workers:
             kind = 'spawned' if self.spawned else 'forked'
-            text += f'{self.workers} {kind} x about {size_of(self.worker_bytes)}; '
-        text += f'{size_of(available)} available{self._each}'
+            text += f'{self.workers} {kind} workers of about {size(self.worker_bytes)}; '
+        text += f'{size(available)} available{self._each}'
         change = self._lower(self._memory, available - spare)
         if change and (not chosen or not self.workers):
-            self.warnings.append(f'{text}{change} (lower batch_size, or free some memory)')
+            self.warnings.append(f'{text}{change} (lower batch_size, or free memory)')
         else:
             self.reasons.append(text + change)
 
     def fit_shared_memory(self) -> None:
-        """Batches of workers have to fit into /dev/shm: who writes beyond it is killed."""
+        """Fit batches of workers into /dev/shm: a process that writes to it when full is killed."""
         if self.limits.shared_memory is None or not self.workers:
             return
         available = self.limits.shared_memory // self.world
         needed = self._shared_memory(self.workers, self.ahead)
-        text = f'/dev/shm: {size_of(available)} free{self._each}, needs {size_of(needed)}'
+        text = f'/dev/shm: {size(available)} free{self._each}, {size(needed)} needed'
         change = self._lower(self._shared_memory, available)
         if change:
             advice = MORE_SHARED_MEMORY.format(size=_container_size(2 * needed * self.world))
@@ -237,7 +222,10 @@ class _Draft:
             self.reasons.append(text)
 
     def fit_files(self) -> None:
-        """Each shared tensor is an open file of the training's process, as long as it lives."""
+        """Fit shared tensors into the limit of open files.
+
+        Each is an open file of the training process while the tensor is referenced.
+        """
         files = self.limits.open_files
         shares_files = torch.multiprocessing.get_sharing_strategy() == 'file_descriptor'
         if files is None or not shares_files or not self.workers:
@@ -248,18 +236,18 @@ class _Draft:
         if change:
             advice = MORE_FILES.format(need=2 * (others + needed))
             self.warnings.append(
-                f'open files: at most {files.hard} (hard limit), needs {others + needed}{change} '
+                f'open files: at most {files.hard} (hard limit), {others + needed} needed{change} '
                 f'({advice})'
             )
-        # Estimates are rough, and others open files too.
+        # Twice the estimate: it is rough, and the training opens other files too.
         ample = 2 * (others + self._files(self.workers, self.ahead))
         if self.workers and files.soft < min(ample, files.hard):
             self.open_files = min(files.hard, max(ENOUGH_FILES, ample))
             hard = ' (hard limit)' * (self.open_files == files.hard)
-            self.reasons.append(f'open files: {files.soft} -> {self.open_files}{hard}')
+            self.reasons.append(f'open files: soft limit {files.soft} -> {self.open_files}{hard}')
 
     def needs(self) -> Needs:
-        """Of what has been decided."""
+        """Return the resources that the present numbers take."""
         numbers = self.workers, self.ahead
         memory = self._memory(*numbers) * self.world
         if not self.workers:
@@ -268,7 +256,7 @@ class _Draft:
 
     @property
     def _each(self) -> str:
-        return ' for each process' if self.world > 1 else ''
+        return ' per process' if self.world > 1 else ''
 
     def _in_flight(self, workers: int, ahead: int) -> int:
         return workers * ahead + HELD if workers else HELD_ALONE
@@ -283,13 +271,13 @@ class _Draft:
         return self._shared(workers, ahead) * self.batch_bytes + SPARE_SHARED_MEMORY
 
     def _files(self, workers: int, ahead: int) -> int:
-        # Of the training: a worker has only its own batches open, and what it has inherited.
+        # Of the training process: a worker has only its batches open, and inherited files.
         return PIPES * (workers + 1) + self._shared(workers, ahead) * self.segments
 
     def _lower(self, takes: Callable[[int, int], int], available: int) -> str:
-        """Make fewer batches ahead, then have fewer workers, until it fits; what was changed.
+        """Lower the batches ahead, then the workers, until they fit; return the changes.
 
-        The other way round where the config has a number for the batches, none for the workers.
+        Workers are lowered first where the config sets the batches ahead but not the workers.
         """
         before = self.ahead, self.workers
         numbers = [(ahead, count) for count in _down(self.workers) for ahead in _down(self.ahead)]
@@ -308,10 +296,46 @@ class _Draft:
 
 
 def _down(most: int) -> range:
-    """To 1."""
+    """Return the numbers from `most` down to 1."""
     return range(most, 0, -1)
 
 
-def _container_size(size: int) -> str:
-    """As Docker takes it: a power of two, a gigabyte at least."""
-    return f'{1 << max(0, math.ceil(math.log2(size / (1 << 30))))}g'
+def _container_size(number: int) -> str:
+    """Return a number of bytes as Docker's option takes it: a power of two, at least 1 GiB."""
+    return f'{1 << max(0, math.ceil(math.log2(number / (1 << 30))))}g'
+
+
+def check_sample_bytes(batch: Any) -> int:
+    """Return the bytes of tensors and arrays in a sample or a batch, however nested.
+
+    Shared memory counts once: a batch may hold views along with the tensor that they view.
+    """
+    viewed: dict[Any, list[int]] = {}
+    for leaf in _leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            storage = leaf.untyped_storage()
+            key, whole = storage.data_ptr(), storage.nbytes()
+        else:
+            key, whole = id(leaf), leaf.nbytes
+        viewed.setdefault(key, [whole, 0])[1] += leaf.nbytes
+    return sum(min(both) for both in viewed.values())
+
+
+def count_segments(batch: Any) -> int:
+    """Return the number of shared memory segments in which torch sends a batch.
+
+    Each of them is an open file.
+    """
+    tensors = (leaf for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.nbytes)
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors})
+
+
+def _leaves(part: Any) -> Iterator[Any]:
+    """Yield the tensors and arrays in a nested structure."""
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        yield part
+    elif isinstance(part, (list, tuple)):
+        for one in part:
+            yield from _leaves(one)
+    elif callable(getattr(part, 'values', None)):  # dicts, and mmengine's data elements
+        yield from _leaves(list(part.values()))

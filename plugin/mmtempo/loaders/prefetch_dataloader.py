@@ -1,4 +1,4 @@
-"""Batches that are there before they are needed, from any place of the stream on."""
+"""A dataloader that prefetches batches and resumes at any position of its stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, default_collate
 
 from .batch_stream import BatchStream, StreamPosition
 from .pipeline import BatchInfo, Pipeline, WaitStats
-from .planner import LoaderPlan
+from .plan import LoaderPlan
 from .shared_slabs import SlabPool
 from .worker import SeededDataset, SlabCollate, WorkerStart, WorkerStatus
 from .worker_pool import RequestSampler, WorkerPool
 
 Stage = Callable[[Iterator], Iterator]
-LAST = 64  # batches of which it is kept how they came
+LAST = 64  # batches whose `BatchInfo` is kept
 
 
 class PrefetchDataLoader(DataLoader):
@@ -28,38 +28,43 @@ class PrefetchDataLoader(DataLoader):
 
     ::
 
-        BatchStream --tickets--> workers (torch's) --batches--> thread --> [device] --> training
-          seed, place             seeded per sample              2 ahead     1 ahead
+        BatchStream --requests--> workers (torch's) --batches--> thread --> [device] --> training
+          seed, position           seeded per sample              2 ahead     1 ahead
 
-    Every sample is made with the randomness of its ticket, so that batches are the same for any
-    number of workers. `place` counts what the training was given, not what is on its way;
-    `seek` goes to any place without making a sample.
+    The randomness of a sample is determined by its request, so batches are the same for any
+    number of workers. `place` counts batches that the training has received, not those in
+    flight; `seek` moves to any position without making samples.
 
     The prefetching loops call `take` (training) or `batches` (evaluation), which move the
-    position. A `for` loop over the loader reads a stream apart from it, with its own workers, so
-    that a hook or a script which looks at batches takes none away from the training.
+    position. A `for` loop over the loader reads a separate stream with its own workers, so that
+    a hook or script that inspects batches takes none from the training.
 
-    It is a `DataLoader` for `isinstance` only: nothing of torch's constructor runs.
+    The class derives from `DataLoader` for `isinstance` only: torch's constructor is not called.
 
     Args:
-        dataset: The data set.
-        sampler: Of the samples of this process.
-        batch_sampler: Makes batches of it.
-        plan: Workers, batches ahead, pinning.
-        seed: Of all randomness.
-        rank: Of this process. Defaults to 0.
-        processes: How many there are. Defaults to 1.
-        endless: Whether epoch follows on epoch, as in training, with the next one's first
-            batches made during the last ones of this. Defaults to False.
-        collate_fn: Makes a batch of samples. Defaults to None: torch's.
-        start: What each worker does first. Defaults to None.
-        batch_bytes: What a batch takes, for memory that is used again; 0: new memory for each.
-            Defaults to 0.
-        timeout: Seconds to wait for a batch of the workers, before it is an error; 0 waits for
-            good. Defaults to 600.
-        context: How workers are started, as 'fork' or 'spawn'. Defaults to None: as
-            multiprocessing is set.
-        name: The config's key, for messages. Defaults to 'dataloader'.
+        dataset: Dataset of the samples.
+        sampler: Sampler of this process's indices.
+        batch_sampler: Batch sampler over `sampler`.
+        plan: Workers, batches ahead, and pinning.
+        seed: Seed of all randomness.
+        rank: Rank of this process. Defaults to 0.
+        processes: Number of processes. Defaults to 1.
+        endless: Whether epochs follow each other without end, as in training; the first batches
+            of an epoch are then made during the last ones of the epoch before. Defaults to False.
+        collate_fn: Function that makes a batch of samples. Defaults to None: torch's default.
+        start: Function that each worker calls first, with its number. Defaults to None.
+        batch_bytes: Expected bytes of a batch, for reusable memory; 0 allocates memory for each
+            batch. Defaults to 0.
+        timeout: Seconds without a batch of the workers before an error is raised; 0 waits
+            without limit. Defaults to 600.
+        context: Start method of workers, such as 'fork' or 'spawn', or a context of
+            multiprocessing. Defaults to None: the default of multiprocessing.
+        name: The config's key of the dataloader, for messages. Defaults to 'dataloader'.
+
+    Attributes:
+        place: Position after the last batch that was taken.
+        waiting: Statistics of the waits for batches.
+        deliveries: Infos of the last 64 batches.
     """
 
     sampler: Any
@@ -84,7 +89,7 @@ class PrefetchDataLoader(DataLoader):
         context: Any = None,
         name: str = 'dataloader',
     ) -> None:
-        # Not torch's constructor: it would make a loader of its arguments.
+        # Torch's constructor is not called: it would create samplers of its arguments.
         self.dataset, self.sampler, self.batch_sampler = dataset, sampler, batch_sampler
         self.batch_size = getattr(batch_sampler, 'batch_size', None)
         self.drop_last = getattr(batch_sampler, 'drop_last', False)
@@ -102,12 +107,12 @@ class PrefetchDataLoader(DataLoader):
         self.deliveries: collections.deque[BatchInfo] = collections.deque(maxlen=LAST)
         self.endless, self.is_closed = endless, False
         self._stage: Stage | None = None
-        self._board = WorkerStatus(plan.num_workers)
+        self._status = WorkerStatus(plan.num_workers)
         arguments: dict[str, Any] = dict(
             collate_fn=collate_fn,
             pin_memory=plan.pin_memory,
             worker_init_fn=self.worker_init_fn,
-            generator=torch.Generator(),  # it draws a number that nobody needs
+            generator=torch.Generator(),  # else torch draws its base seed from the global one
         )
         if plan.num_workers:
             arguments.update(
@@ -116,17 +121,17 @@ class PrefetchDataLoader(DataLoader):
                 persistent_workers=self.persistent_workers,
                 multiprocessing_context=context,
             )
-        seeded = SeededDataset(dataset, self._board)
+        seeded = SeededDataset(dataset, self._status)
         self._slabs: SlabPool | None = None
-        if plan.num_workers and batch_bytes and SlabPool.work_here():
+        if plan.num_workers and batch_bytes and SlabPool.is_supported():
             self._slabs = SlabPool(batch_bytes)
             arguments['collate_fn'] = SlabCollate(collate_fn or default_collate, seeded)
         self._pool = WorkerPool(
-            functools.partial(_torch_loader, seeded, arguments), self._board.is_busy
+            functools.partial(_torch_loader, seeded, arguments), self._status.is_busy
         )
         self._pipeline: Pipeline | None = None
         self._batches: Iterator[Any] = iter(())
-        self._has_delivered = False  # since the pipeline was begun
+        self._has_delivered = False  # since the pipeline was started
         self._options: dict[str, Any] = dict(
             rank=rank,
             processes=processes,
@@ -137,34 +142,34 @@ class PrefetchDataLoader(DataLoader):
             context=context,
             name=name,
         )
-        self._apart: PrefetchDataLoader | None = None  # of the last `for` loop, if workers persist
-        # Before multiprocessing itself waits for its processes, at the end of this one.
+        self._separate: PrefetchDataLoader | None = None  # of the last `for` loop, to use again
+        # At exit of this process, run before multiprocessing joins its children.
         self._end = Finalize(self, self._pool.close, exitpriority=100)
 
     @property
     def delivery(self) -> BatchInfo | None:
-        """How the last batch came; None before there was one."""
+        """Info of the last batch; None before the first."""
         return self.deliveries[-1] if self.deliveries else None
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Torch's refuses the samplers once hooks of mmdet have set its flag of initialization.
+        # Torch's method refuses to set samplers once hooks of mmdet have set `__initialized`.
         object.__setattr__(self, name, value)
 
     def __iter__(self) -> Any:
-        """Iterate over an epoch from its start, whatever the position, which stays.
+        """Iterate over one epoch from its start, without moving the position.
 
-        It is the epoch of the batch that was taken last; where none was, that of the sampler, as a
-        script has set it by `set_epoch`.
+        It is the epoch of the batch that was taken last; before the first batch, the epoch of the
+        sampler, which a script may have set by `set_epoch`.
         """
         epoch = self.place.epoch
         if not self.endless or not self.deliveries:
             epoch = getattr(self.sampler, 'epoch', 0)
         elif self.place.batches == 0 and self.deliveries:
-            epoch -= 1  # it has ended, and no batch of the next one was taken
-        loader = self._stream_apart()
+            epoch -= 1  # no batch of the new epoch was taken
+        loader = self._separate_loader()
         loader.seek(StreamPosition(epoch, processes=self.processes), self.seed)
         try:
             while True:
@@ -174,14 +179,14 @@ class PrefetchDataLoader(DataLoader):
                     return
                 yield batch
         finally:
-            if self._apart is None and self.persistent_workers and self._pipeline is None:
-                loader._drop()
-                self._apart = loader
+            if self._separate is None and self.persistent_workers and self._pipeline is None:
+                loader._stop_pipeline()
+                self._separate = loader
             else:
                 loader.close()
 
     def batches(self) -> Iterator[Any]:
-        """Iterate over all batches from the start, with the loader's own workers; moves `place`."""
+        """Iterate over all batches from the start, with this loader's workers; moves `place`."""
         self.seek(StreamPosition(processes=self.processes))
         while True:
             try:
@@ -191,16 +196,16 @@ class PrefetchDataLoader(DataLoader):
             yield batch
 
     def take(self) -> Any:
-        """Return the next batch; StopIteration at the end, which an endless one does not have."""
+        """Return the next batch; raise StopIteration at the end unless the loader is endless."""
         try:
             return self._take()
         except StopIteration:
             if not self.endless:
                 raise
-        # The workers end with the epoch: the next ones see what has become of the data set.
+        # Workers that do not persist end with the epoch: new ones see changes of the dataset.
         if not self._has_delivered:
             raise ValueError(f'{self.name}: the sampler gives no batches')
-        self._drop()
+        self._stop_pipeline()
         try:
             return self._take()
         except StopIteration:
@@ -215,54 +220,54 @@ class PrefetchDataLoader(DataLoader):
         except StopIteration:
             raise
         except Exception:
-            self._drop()  # the next one begins where this has failed
+            self._stop_pipeline()  # the next call starts at the batch that failed
             raise
-        self.place, delivery = self._pipeline.delivered()
-        self.deliveries.append(delivery)
+        self.place, info = self._pipeline.delivered()
+        self.deliveries.append(info)
         self._has_delivered = True
         return batch
 
     def seek(self, place: StreamPosition, seed: int | None = None) -> None:
-        """Go on behind a place; what is on its way is thrown away.
+        """Continue after a position of the stream, and discard batches in flight.
 
         Args:
-            place: How far the stream was delivered.
-            seed: Of the stream. Defaults to None: as it was.
+            place: Position after the last batch that was delivered.
+            seed: Seed of the stream. Defaults to None: the present one.
         """
-        self._drop()
+        self._stop_pipeline()
         if seed is not None:
             for sampler in (self.sampler, self.batch_sampler):
-                if getattr(sampler, 'seed', None) == self.seed:  # else it is the config's own
+                if getattr(sampler, 'seed', None) == self.seed:  # else the config has set it
                     sampler.seed = seed
             self.seed = seed
-        self.place = self._stream().settled(place) if self.endless else place
+        self.place = self._stream().normalized(place) if self.endless else place
 
     def start_early(self) -> None:
-        """Start the workers before the place is known, as while a checkpoint is loaded."""
+        """Start the workers before the position is known, for example while a checkpoint loads."""
         if self._pipeline is None and self._spans_epochs:
             self._pool.start_early()
 
     def stage_with(self, stage: Stage | None) -> None:
-        """Bring batches to a device.
+        """Set the stage that copies batches to a device.
 
         Args:
-            stage: Makes an iterator over batches there of one over batches here; what it takes
-                from also has `ready`. None leaves them on the host.
+            stage: Function from an iterator over batches on the host, which also has the method
+                `ready`, to one over batches on the device. None leaves batches on the host.
         """
         self._stage = stage
 
     def close(self) -> None:
-        """End the workers; the next batch starts them again, at the same place."""
-        self._drop()
+        """End the workers; the next batch starts them again, at the same position."""
+        self._stop_pipeline()
         self._pool.close()
-        self._close_apart()
+        self._close_separate()
         self.is_closed = True
         if self._slabs is not None:
             self._slabs.close()
 
     @property
     def _iterator(self) -> Any:
-        """None is set by hooks that exchange transforms, of which workers have a copy."""
+        """Pipeline; hooks that replace transforms set None, since workers have a copy of these."""
         return self._pipeline
 
     @_iterator.setter
@@ -271,11 +276,11 @@ class PrefetchDataLoader(DataLoader):
 
     def _begin(self) -> None:
         self.is_closed = self._has_delivered = False
-        self._close_apart()  # one set of workers at a time
+        self._close_separate()  # so that only one set of workers runs
         self._pipeline = Pipeline(
-            self._stream().from_place(self.place, self._spans_epochs),
+            self._stream().batches_from(self.place, self._spans_epochs),
             self._pool,
-            self._board,
+            self._status,
             self.dataset,
             self.timeout,
             self.name,
@@ -286,15 +291,15 @@ class PrefetchDataLoader(DataLoader):
 
     @property
     def _spans_epochs(self) -> bool:
-        """Whether the next epoch's first batches are made during the last ones of this.
+        """Whether the next epoch's first batches are made during the last ones of this epoch.
 
-        Not with `persistent_workers=False`: hooks may change the data set between epochs.
+        They are not with `persistent_workers=False`: hooks may change the dataset in between.
         """
         return self.endless and (self.persistent_workers or not self.num_workers)
 
-    def _stream_apart(self) -> PrefetchDataLoader:
+    def _separate_loader(self) -> PrefetchDataLoader:
         """Return a loader of the same batches with another position."""
-        loader, self._apart = self._apart, None
+        loader, self._separate = self._separate, None
         sampler, batch_sampler = _copied(self.sampler, self.batch_sampler, self.dataset)
         if loader is None:
             return PrefetchDataLoader(
@@ -303,26 +308,26 @@ class PrefetchDataLoader(DataLoader):
         loader.sampler, loader.batch_sampler = sampler, batch_sampler
         return loader
 
-    def _close_apart(self) -> None:
-        loader, self._apart = self._apart, None
+    def _close_separate(self) -> None:
+        loader, self._separate = self._separate, None
         if loader is not None:
             loader.close()
 
     def _stream(self) -> BatchStream:
         return BatchStream(self.sampler, self.batch_sampler, self.seed, self.rank, self.processes)
 
-    def _drop(self) -> None:
+    def _stop_pipeline(self) -> None:
         pipeline, self._pipeline, self._batches = self._pipeline, None, iter(())
         if pipeline is not None:
             pipeline.close()
 
 
 def _copied(sampler: Any, batch_sampler: Any, dataset: Any) -> tuple[Any, Any]:
-    """Copy samplers with all that they keep, as lists and generators, but not the data."""
+    """Copy samplers with their state, such as lists and generators, but not the dataset."""
     data = (dataset, *(getattr(sampler, name, None) for name in ('dataset', 'data_source')))
     try:
         return copy.deepcopy((sampler, batch_sampler), {id(one): one for one in data})
-    except Exception:  # of a user, with what cannot be copied
+    except Exception:  # a custom sampler with state that cannot be copied
         shallow, batches = copy.copy(sampler), copy.copy(batch_sampler)
         if getattr(batches, 'sampler', None) is sampler:
             batches.sampler = shallow
@@ -330,13 +335,13 @@ def _copied(sampler: Any, batch_sampler: Any, dataset: Any) -> tuple[Any, Any]:
 
 
 class _Loader(DataLoader):
-    """Torch's."""
+    """A torch loader without the warning about the number of workers."""
 
     def check_worker_number_rationality(self) -> None:
-        """The plan has said it already."""
+        """Do nothing: the plan warns about this already."""
 
 
 def _torch_loader(
-    dataset: SeededDataset, arguments: dict[str, Any], feed: RequestSampler
+    dataset: SeededDataset, arguments: dict[str, Any], sampler: RequestSampler
 ) -> DataLoader:
-    return _Loader(dataset, batch_sampler=feed, **arguments)
+    return _Loader(dataset, batch_sampler=sampler, **arguments)

@@ -1,4 +1,4 @@
-"""What a data set knows of its samples, once for all workers."""
+"""Share the sample list of a dataset with spawned workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmengine.dataset import BaseDataset
 
 
 class SharedArray(np.ndarray):
-    """An array whose memory is handed to a worker, and not copied into it."""
+    """An array in shared memory, which is pickled for a worker by its handle, without a copy."""
 
     _memory: torch.Tensor
 
@@ -21,7 +21,7 @@ class SharedArray(np.ndarray):
         return shared
 
     def __reduce__(self) -> Any:
-        # What was cut out of it has an array's own way.
+        # A slice has no handle, so it is pickled by value, as a plain array.
         memory = getattr(self, '_memory', None)
         if memory is None:
             return np.asarray(self).__reduce__()
@@ -29,10 +29,13 @@ class SharedArray(np.ndarray):
 
 
 def share_metadata(dataset: Any) -> None:
-    """Where workers are spawned, let them have the same list of samples as this process.
+    """Move the sample lists of mmengine's datasets to shared memory.
 
-    mmengine's data sets keep it in one large array, which each spawned worker would get a copy
-    of, through a pipe; forked ones have it anyway.
+    mmengine serializes the list into one large array. Forked workers share its pages with this
+    process, but each spawned worker would receive a copy through a pipe.
+
+    Args:
+        dataset: A dataset; datasets that it wraps are included.
     """
     for part in _parts(dataset):
         serialized = getattr(part, 'data_bytes', None)
@@ -41,7 +44,7 @@ def share_metadata(dataset: Any) -> None:
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """The data set and those that it wraps."""
+    """Return a dataset and the datasets that it wraps."""
     found, seen = [dataset], set()
     for part in found:
         if id(part) in seen:

@@ -1,8 +1,8 @@
-"""Memory in which batches cross to the training, used again and again.
+"""Reusable shared memory in which batches cross from workers to the training process.
 
-Torch makes new shared memory for each tensor, which the kernel clears page by page, and sends
-its handle through a connection of its own. A slab is a file in memory that both processes have
-mapped already; what crosses is where in it a tensor lies.
+Torch allocates new shared memory for each tensor, which the kernel zeroes page by page, and
+sends its handle through a separate connection. A slab is an anonymous file in memory that both
+processes keep mapped; only the offset of each tensor is sent.
 """
 
 from __future__ import annotations
@@ -23,48 +23,58 @@ from typing import Any, NamedTuple
 
 import torch
 
-ALIGNMENT = 64
-LEAST = 1 << 16  # bytes, for batches of many small tensors
-SPARE = 1.25  # batches differ
-_all: weakref.WeakValueDictionary[int, SlabPool] = weakref.WeakValueDictionary()
+ALIGNMENT = 64  # bytes; no less than what vectorized kernels need
+MIN_SIZE = 1 << 16  # bytes of a slab, for batches of many small tensors
+HEADROOM = 1.25  # of the expected size, since batches differ
+_pools: weakref.WeakValueDictionary[int, SlabPool] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _writer: _Writer | None = None  # of this process, while it makes a batch
-_mapped: dict[int, mmap.mmap] = {}  # of this process, a worker
+_mapped: dict[int, mmap.mmap] = {}  # slabs that this process, a worker, has mapped
 
 
 class SlabLease(NamedTuple):
-    """A slab for one batch, as a worker is told of it."""
+    """The description of a slab that a worker may write one batch to.
 
-    owner: int
+    Attributes:
+        pool: ID of the pool in the training process.
+        number: Number of the slab, unique in the training process.
+        path: File that a worker can map.
+        size: Bytes.
+        oldest: Lowest number of the pool's slabs; a worker unmaps those below it.
+    """
+
+    pool: int
     number: int
     path: str
     size: int
-    oldest: int  # of those that are still in use
+    oldest: int
 
 
 class SlabPool:
-    """The training's side: lends slabs to batches, and has them back when nobody reads them.
+    """The slabs of a loader, in the training process.
+
+    A slab is leased to one batch, and is free again when no tensor of that batch is left.
 
     Args:
-        size: Bytes that a batch is expected to take.
+        size: Expected bytes of a batch.
     """
 
     def __init__(self, size: int) -> None:
         self._id = next(_numbers)
-        self._size = max(math.ceil(size * SPARE), LEAST)
+        self._size = max(math.ceil(size * HEADROOM), MIN_SIZE)
         self._free: collections.deque[int] = collections.deque()
         self._maps: dict[int, mmap.mmap] = {}
         self._files: dict[int, int] = {}
-        self._opened: set[int] = set()
-        _all[self._id] = self
+        self._read: set[int] = set()
+        _pools[self._id] = self
 
     @staticmethod
-    def work_here() -> bool:
-        """Whether memory without a name can be reached by another process."""
+    def is_supported() -> bool:
+        """Return whether other processes can open anonymous memory files of this one."""
         return hasattr(os, 'memfd_create') and os.path.exists('/proc/self/fd')
 
-    def lend(self) -> SlabLease:
-        """A slab that nobody reads or writes."""
+    def lease(self) -> SlabLease:
+        """Return a lease of a slab that no process reads or writes."""
         number = self._take_free()
         if number is None:
             number = next(_numbers)
@@ -74,42 +84,46 @@ class SlabPool:
         path = f'/proc/{os.getpid()}/fd/{self._files[number]}'
         return SlabLease(self._id, number, path, len(self._maps[number]), min(self._maps))
 
-    def done(self, loan: SlabLease) -> None:
-        """The batch has come; where it did not use its slab, that is free again."""
-        if loan.number in self._opened:
-            self._opened.discard(loan.number)
+    def finish(self, lease: SlabLease) -> None:
+        """End a lease whose batch has arrived; a slab that the batch did not use is free again."""
+        if lease.number in self._read:
+            self._read.discard(lease.number)
         else:
-            self._free.append(loan.number)
+            self._free.append(lease.number)
 
-    def forget(self, loan: SlabLease) -> None:
-        """Nobody knows whether a worker still writes to it."""
-        if loan.number in self._maps:
-            self._close(loan.number)
+    def discard(self, lease: SlabLease) -> None:
+        """Close the slab of a batch that did not arrive: a worker may still write to it."""
+        if lease.number in self._maps:
+            self._close(lease.number)
 
     def read(self, packed: Packed) -> Any:
-        """The batch; its tensors lie in the slab, which is lent until the last one has gone."""
-        number = packed.loan.number
-        self._opened.add(number)
+        """Return a batch whose tensors are views of its slab.
+
+        The slab is free again when the last tensor is deleted: each holds a reference to one
+        buffer over the slab, whose finalizer returns the slab.
+        """
+        number = packed.lease.number
+        self._read.add(number)
         if packed.needed > self._size:
-            self._size = math.ceil(packed.needed * SPARE)
+            self._size = math.ceil(packed.needed * HEADROOM)
         memory = self._maps[number]
-        lease = (ctypes.c_ubyte * len(memory)).from_buffer(memory)
-        weakref.finalize(lease, self._free.append, number).atexit = False
-        return _Unpickler(io.BytesIO(packed.content), lease).load()
+        buffer = (ctypes.c_ubyte * len(memory)).from_buffer(memory)
+        weakref.finalize(buffer, self._free.append, number).atexit = False
+        return _Unpickler(io.BytesIO(packed.content), buffer).load()
 
     def close(self) -> None:
-        """Tensors that somebody still reads keep their memory."""
+        """Close all slabs; tensors that are still referenced keep their memory."""
         for number in list(self._maps):
             self._close(number)
 
     def _take_free(self) -> int | None:
         while self._free:
             number = self._free.popleft()
-            if number not in self._maps:  # closed meanwhile
+            if number not in self._maps:  # closed while it was leased
                 continue
             if len(self._maps[number]) >= self._size:
                 return number
-            self._close(number)  # too small for what batches are now
+            self._close(number)  # too small for the present batches
         return None
 
     def _close(self, number: int) -> None:
@@ -118,51 +132,51 @@ class SlabPool:
 
 
 class Packed:
-    """A batch on its way: everything but the tensors that lie in its slab.
+    """A batch as a worker sends it: pickled, with its tensors in a slab.
 
     Attributes:
-        loan: The slab.
-        content: The batch, pickled.
-        needed: Bytes that its tensors take, whether there was room or not.
-        origin: What whoever made it has to say of that.
+        lease: Lease of the slab.
+        content: The batch, pickled, with offsets in place of tensors.
+        needed: Bytes that the tensors take in a slab, including those that did not fit.
+        timing: What the worker reports about making the batch; None where it reports nothing.
     """
 
-    def __init__(self, loan: SlabLease, content: bytes, needed: int) -> None:
-        self.loan, self.content, self.needed = loan, content, needed
-        self.origin: Any = None
+    def __init__(self, lease: SlabLease, content: bytes, needed: int) -> None:
+        self.lease, self.content, self.needed = lease, content, needed
+        self.timing: Any = None
 
     def read(self) -> Any:
-        """In the training's process."""
-        return _all[self.loan.owner].read(self)
+        """Return the batch; call it in the training process."""
+        return _pools[self.lease.pool].read(self)
 
     def pin_memory(self) -> Pinned:
-        """Torch calls it, in a thread of its own; the slab is free when that is copied."""
+        """Copy the batch to pinned memory, which frees the slab; torch's pin thread calls this."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Pinned(pin_memory(self.read()), self.origin)
+        return Pinned(pin_memory(self.read()), self.timing)
 
 
 class Pinned:
-    """A batch in pinned memory, and its origin."""
+    """A batch in pinned memory, with the timing of its worker."""
 
-    def __init__(self, batch: Any, origin: Any) -> None:
-        self._batch, self.origin = batch, origin
+    def __init__(self, batch: Any, timing: Any) -> None:
+        self._batch, self.timing = batch, timing
 
     def read(self) -> Any:
         return self._batch
 
 
 class _Writer:
-    """A worker's side: gives out the slab's memory, for one batch."""
+    """The allocator of a slab's memory in a worker, for one batch."""
 
-    def __init__(self, loan: SlabLease) -> None:
-        self._memory = _map(loan)
+    def __init__(self, lease: SlabLease) -> None:
+        self._memory = _map(lease)
         self._start = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
         self._outside: set[int] = set()
         self.needed = 0
 
     def new_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised; in the slab, or where there is no room, outside."""
+        """Return an uninitialized tensor in the slab, or outside where the slab is full."""
         count = math.prod(shape)
         offset = self.needed
         self.needed += -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
@@ -173,8 +187,8 @@ class _Writer:
         flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
         return flat.view(tuple(shape))
 
-    def place(self, tensor: torch.Tensor) -> int | bytes:
-        """Where it lies in the slab, brought there if need be; its content if there is no room."""
+    def locate(self, tensor: torch.Tensor) -> int | bytes:
+        """Return a tensor's offset in the slab, copied there if needed; its bytes if full."""
         if not self._is_inside(tensor) and tensor.data_ptr() not in self._outside:
             tensor = self.new_tensor(tensor.shape, tensor.dtype).copy_(tensor)
         if self._is_inside(tensor):
@@ -185,11 +199,20 @@ class _Writer:
         return 0 <= tensor.data_ptr() - self._start < len(self._memory)
 
 
-def pack(loan: SlabLease, make: Callable[[list], Any], samples: list) -> Any:
-    """Make a batch of samples, in a slab, in a worker; as it is, where slabs are out of reach."""
+def pack(lease: SlabLease, make: Callable[[list], Any], samples: list) -> Any:
+    """Collate samples into a slab, in a worker.
+
+    Args:
+        lease: Lease of the slab.
+        make: Collate function.
+        samples: Samples of the batch.
+
+    Returns:
+        A `Packed` batch, or the batch itself where the slab cannot be opened.
+    """
     global _writer
     try:
-        writer = _writer = _Writer(loan)
+        writer = _writer = _Writer(lease)
     except OSError:
         return make(samples)
     try:
@@ -198,74 +221,72 @@ def pack(loan: SlabLease, make: Callable[[list], Any], samples: list) -> Any:
         _Pickler(content, writer).dump(batch)
     finally:
         _writer = None
-    return Packed(loan, content.getvalue(), writer.needed)
+    return Packed(lease, content.getvalue(), writer.needed)
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-    """For the batch that is being made, where it is made in a slab; else None."""
+    """Return an uninitialized tensor in the slab of the present batch; None without a slab."""
     return None if _writer is None else _writer.new_tensor(shape, dtype)
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a dense tensor on the host that can be copied as bytes."""
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == 'cpu'
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized or value.is_nested)
+    )
+
+
 class _Pickler(ForkingPickler):
-    """Names places in the slab instead of tensors; sparse ones and the like go torch's way."""
+    """A pickler that writes offsets in the slab for plain tensors; torch reduces all others."""
 
     def __init__(self, file: io.BytesIO, writer: _Writer) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._writer = writer
 
     def reducer_override(self, obj: Any) -> Any:
-        # Not `persistent_id`, which is asked of each string and number as well.
-        if type(obj) is not torch.Tensor or not _is_plain(obj):
+        # Not `persistent_id`: pickle calls it for each string and number as well.
+        if not is_plain(obj) or not obj.is_contiguous() or not obj.numel():
             return NotImplemented
-        return _tensor_at, (self._writer.place(obj), obj.dtype, tuple(obj.shape))
+        return _tensor_at, (self._writer.locate(obj), obj.dtype, tuple(obj.shape))
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, lease: Any) -> None:
+    def __init__(self, file: io.BytesIO, buffer: Any) -> None:
         super().__init__(file)
-        self._lease = lease
+        self._buffer = buffer
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (_tensor_at.__module__, _tensor_at.__name__):
-            # No method of this object: that would be a cycle, and hold the slab till it is found.
-            return partial(_tensor_in, self._lease)
+            # Not a bound method: that cycle would keep the slab until the garbage collector runs.
+            return partial(_tensor_in, self._buffer)
         return super().find_class(module, name)
 
 
-def _tensor_at(place: int | bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Stands in a pickle for `_tensor_in`, before there is a lease."""
-    raise pickle.UnpicklingError('a batch in a slab is read by Slabs.read()')
+def _tensor_at(offset: int | bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Stand in for `_tensor_in` in a pickle; the unpickler replaces it."""
+    raise pickle.UnpicklingError('a batch in a slab must be read by SlabPool.read()')
 
 
 def _tensor_in(
-    lease: Any, place: int | bytes, dtype: torch.dtype, shape: tuple[int, ...]
+    buffer: Any, offset: int | bytes, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    if isinstance(place, bytes):
-        return torch.frombuffer(bytearray(place), dtype=dtype).view(shape)
-    flat = torch.frombuffer(lease, dtype=dtype, count=math.prod(shape), offset=place)
+    if isinstance(offset, bytes):  # the content, which did not fit into the slab
+        return torch.frombuffer(bytearray(offset), dtype=dtype).view(shape)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=offset)
     return flat.view(shape)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """All there is to it is its content: no gradient, no other tensor in its memory."""
-    return (
-        tensor.device.type == 'cpu'
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and tensor.numel() > 0
-    )
-
-
-def _map(loan: SlabLease) -> mmap.mmap:
-    memory = _mapped.get(loan.number)
+def _map(lease: SlabLease) -> mmap.mmap:
+    memory = _mapped.get(lease.number)
     if memory is None:
-        file = os.open(loan.path, os.O_RDWR)
+        file = os.open(lease.path, os.O_RDWR)
         try:
-            memory = _mapped[loan.number] = mmap.mmap(file, loan.size)
+            memory = _mapped[lease.number] = mmap.mmap(file, lease.size)
         finally:
             os.close(file)
-        for number in [number for number in _mapped if number < loan.oldest]:
-            del _mapped[number]  # the training has closed it
+        for number in [number for number in _mapped if number < lease.oldest]:
+            del _mapped[number]  # the training process has closed it
     return memory

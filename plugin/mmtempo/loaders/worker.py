@@ -1,4 +1,4 @@
-"""What runs in the worker processes of a loader, and what they tell of themselves."""
+"""Code that runs in the worker processes of a loader, and the status that they share."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .batch_stream import SampleRequest
 from .shared_slabs import Packed, SlabLease, pack
 
 IDLE, BUSY = range(2)
-STATE, INDEX, SINCE, PROCESS, FAILED = range(5)
+STATE, INDEX, SINCE, PROCESS, FAILED = range(5)  # columns of a worker's row
 NONE = -1
-LOOK_EVERY = 1.0  # seconds
+CHECK_INTERVAL = 1.0  # seconds
 THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
 
 
 @dataclass(frozen=True)
-class Doing:
-    """What a worker is at, or was when it ended.
+class WorkerActivity:
+    """The sample that a worker is making, or was making when it died.
 
     Attributes:
-        worker: Its number.
-        process: Its process ID.
-        index: The sample in the data set.
-        seconds: How long it has been at it.
+        worker: Number of the worker.
+        process: Process ID of the worker.
+        index: Index of the sample in the dataset.
+        seconds: Seconds since the worker has started on it.
     """
 
     worker: int
@@ -48,16 +48,16 @@ class Doing:
 
 
 class WorkerStatus:
-    """Where workers write what they are at; still legible when they are dead.
+    """A table in shared memory of what each worker does; it outlives the workers.
 
     Args:
-        workers: How many; without any, the training's own process writes.
+        workers: Number of workers; with 0, the training process has the only row.
     """
 
     def __init__(self, workers: int) -> None:
-        # Shared by its handle also with spawned workers. One row each, so that nobody waits.
+        # Spawned workers receive its handle. Each worker has its row, so no lock is needed.
         self._memory = torch.zeros(max(workers, 1), 5, dtype=torch.int64).share_memory_()
-        # Numbers are written through numpy: to torch each is an operation, of ten times the cost.
+        # Writing an element through numpy takes a tenth of the time of a torch operation.
         self._rows = self._memory.numpy()
         self.clear()
 
@@ -69,52 +69,57 @@ class WorkerStatus:
         self._rows = self._memory.numpy()
 
     def clear(self) -> None:
-        """Nobody has begun."""
+        """Reset all workers to idle, without failed samples."""
         self._rows[:, STATE] = IDLE
         self._rows[:, FAILED] = NONE
 
     def begin(self, worker: int, index: int) -> None:
+        """Record that a worker has started on a sample."""
         row = self._rows[worker]
         row[INDEX], row[SINCE], row[PROCESS] = index, time.monotonic_ns(), os.getpid()
         row[STATE] = BUSY
 
     def fail(self, worker: int) -> None:
-        """Only the first is kept: batches come in order, and so do their errors."""
+        """Record that the present sample raised an error; only a worker's first one is kept.
+
+        Batches arrive in order, so the first error is the one that the training sees.
+        """
         row = self._rows[worker]
         if row[FAILED] == NONE:
             row[FAILED] = row[INDEX]
         row[STATE] = IDLE
 
     def end(self, worker: int) -> None:
+        """Record that a worker has finished its sample."""
         self._rows[worker, STATE] = IDLE
 
-    def doing(self) -> list[Doing]:
-        """Of those that are at a sample; the longest first."""
+    def activities(self) -> list[WorkerActivity]:
+        """Return what each busy worker does, longest first."""
         now = time.monotonic_ns()
         found = [
-            Doing(worker, process, index, (now - since) / 1e9)
+            WorkerActivity(worker, process, index, (now - since) / 1e9)
             for worker, (state, index, since, process, _) in enumerate(self._rows.tolist())
             if state != IDLE
         ]
         return sorted(found, key=lambda one: -one.seconds)
 
     def is_busy(self) -> bool:
-        """Whether any is at a sample."""
+        """Return whether any worker is making a sample."""
         return bool((self._rows[:, STATE] == BUSY).any())
 
     def failed(self) -> list[int]:
-        """Samples that raised an error, the first one of each worker."""
+        """Return the indices of samples that raised an error, the first one of each worker."""
         return [index for index in self._rows[:, FAILED].tolist() if index != NONE]
 
 
 class WorkerTiming(NamedTuple):
-    """Who has made a batch, and what took long.
+    """Which worker has made a batch, and how long it took.
 
     Attributes:
-        worker: Its number.
-        seconds: For all samples.
-        slowest: The sample that took longest.
-        slowest_seconds: For that one.
+        worker: Number of the worker.
+        seconds: Seconds for all samples.
+        slowest: Index of the sample that took longest.
+        slowest_seconds: Seconds for that sample.
     """
 
     worker: int
@@ -124,89 +129,92 @@ class WorkerTiming(NamedTuple):
 
 
 class SlabCollate:
-    """A collate function whose batches lie in the slab that their first ticket has brought.
+    """A collate function that writes a batch to the slab of its first request.
 
     Args:
-        make: The collate function.
-        dataset: Which has seen the tickets.
+        make: Collate function to wrap.
+        dataset: Dataset that receives the requests, and with them the lease of the slab.
     """
 
     def __init__(self, make: Callable[[list], Any], dataset: SeededDataset) -> None:
         self._make, self._dataset = make, dataset
 
     def __call__(self, samples: list) -> Any:
-        loan, self._dataset.loan = self._dataset.loan, None
-        if loan is None:
+        lease, self._dataset.lease = self._dataset.lease, None
+        if lease is None:
             return self._make(samples)
-        origin, packed = self._dataset.origin(), pack(loan, self._make, samples)
-        if isinstance(packed, Packed):  # where that failed, it is the batch itself
-            packed.origin = origin
+        timing, packed = self._dataset.take_timing(), pack(lease, self._make, samples)
+        if isinstance(packed, Packed):  # without access to the slab, it is the plain batch
+            packed.timing = timing
         return packed
 
 
 class SeededDataset(Dataset):
-    """Makes samples of tickets: with the randomness of their key, whichever process does it.
+    """A dataset indexed by requests, which seeds the generators with the key of each request.
+
+    A sample is therefore the same in whichever process it is made.
 
     Args:
-        dataset: The data set.
-        board: Where is written which sample is being made.
+        dataset: Dataset to wrap.
+        status: Table in which to record the sample that is being made.
     """
 
-    def __init__(self, dataset: Any, board: WorkerStatus) -> None:
+    def __init__(self, dataset: Any, status: WorkerStatus) -> None:
         self.dataset = dataset
-        self._board = board
-        self.loan: SlabLease | None = None
-        self._took: list[tuple[float, int]] = []
+        self._status = status
+        self.lease: SlabLease | None = None
+        self._times: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, tickets: Sequence[SampleRequest]) -> list[Any]:
-        """Those of a batch."""
+    def __getitems__(self, requests: Sequence[SampleRequest]) -> list[Any]:
+        """Return the samples of a batch; restore the global generators in the training process."""
         if get_worker_info() is not None:
-            return [self[ticket] for ticket in tickets]
-        # The model draws in this process. To put its generators aside and back takes half a
-        # millisecond, numpy's most of it: once a batch, not once a sample.
+            return [self[request] for request in requests]
+        # The model draws from the same generators. Saving and restoring them takes 0.5 ms,
+        # mostly for numpy, so it is done once per batch and not once per sample.
         states = generator_states()
         try:
-            return [self[ticket] for ticket in tickets]
+            return [self[request] for request in requests]
         finally:
             set_generator_states(states)
 
-    def __getitem__(self, ticket: SampleRequest) -> Any:
+    def __getitem__(self, request: SampleRequest) -> Any:
         worker = get_worker_info()
         number = 0 if worker is None else worker.id
-        self._board.begin(number, ticket.sample)
-        if ticket.loan is not None:
-            self.loan = ticket.loan
+        self._status.begin(number, request.sample)
+        if request.lease is not None:
+            self.lease = request.lease
         start = time.perf_counter()
         try:
-            seed_generators(*ticket.key)
-            sample = self.dataset[ticket.sample]
+            seed_generators(*request.key)
+            sample = self.dataset[request.sample]
         except Exception:
-            self._board.fail(number)
+            self._status.fail(number)
             raise
-        self._board.end(number)
-        if self.loan is not None:
-            self._took.append((time.perf_counter() - start, ticket.sample))
+        self._status.end(number)
+        if self.lease is not None:
+            self._times.append((time.perf_counter() - start, request.sample))
         return sample
 
-    def origin(self) -> WorkerTiming | None:
-        """Of the samples since the last time it was asked; in a worker."""
-        took, self._took = self._took, []
+    def take_timing(self) -> WorkerTiming | None:
+        """Return and reset the timing of the samples since the last call; None outside workers."""
+        times, self._times = self._times, []
         worker = get_worker_info()
-        if worker is None or not took:
+        if worker is None or not times:
             return None
-        seconds, slowest = max(took)
-        return WorkerTiming(worker.id, sum(one for one, _ in took), slowest, seconds)
+        seconds, slowest = max(times)
+        return WorkerTiming(worker.id, sum(one for one, _ in times), slowest, seconds)
 
 
 class WorkerStart:
-    """What a worker does first.
+    """The `worker_init_fn` of a loader.
 
     Args:
-        then: The config's own `worker_init_fn`. Defaults to None.
-        only_first_warns: Whether warnings of all other workers are dropped. Defaults to False.
+        then: The `worker_init_fn` of the config, called last. Defaults to None.
+        only_first_warns: Whether to ignore warnings in all workers but the first. Defaults to
+            False.
     """
 
     def __init__(
@@ -216,12 +224,12 @@ class WorkerStart:
         self._only_first_warns = only_first_warns
 
     def __call__(self, worker: int) -> None:
-        # A Ctrl-C at the terminal, or a scheduler's SIGTERM, goes to the whole group; the
-        # training ends its iteration and saves, and then ends its workers.
+        # Ctrl-C and a scheduler's SIGTERM reach the whole process group. The training needs its
+        # workers until it has completed its iteration and saved; then it ends them itself.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         HelperThread('parent-watch', _end_with_training).start()
-        # The workers are the parallelism. Under spawn nothing of the parent's setting is left.
+        # One thread per worker process. A spawned worker inherits none of the parent's settings.
         cv2.setNumThreads(0)
         cv2.ocl.setUseOpenCL(False)
         torch.set_num_threads(1)
@@ -232,23 +240,26 @@ class WorkerStart:
 
 
 def _end_with_training() -> None:
-    """End this worker once the training has ended; torch checks only between two batches.
+    """End this worker once the training process has ended; torch checks only between batches.
 
-    The sentinel also tells of a training that ended before this thread began, and of one whose
-    workers have a fork server as parent. The parent's ID tells of it where another child of the
-    training has inherited the sentinel's pipe.
+    The sentinel also reports a training that ended before this thread started, and one whose
+    workers are children of a fork server. The parent's ID is checked as well, because another
+    child of the training may have inherited the sentinel's pipe and keep it open.
     """
     training, parent = multiprocessing.parent_process(), os.getppid()
-    if training is None:  # no worker
+    if training is None:  # not a worker process
         return
-    while not wait([training.sentinel], LOOK_EVERY) and os.getppid() == parent:
+    while not wait([training.sentinel], CHECK_INTERVAL) and os.getppid() == parent:
         pass
     os._exit(1)
 
 
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Libraries that processes started inside load have one thread; they read it at their start."""
+    """Limit numeric libraries to one thread in processes that are started inside this block.
+
+    The libraries read these environment variables when they are loaded.
+    """
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, '1'))
     try:

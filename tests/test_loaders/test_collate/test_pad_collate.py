@@ -1,4 +1,4 @@
-"""Sequences of one length, and what is padding in them; no list of dicts comes out."""
+"""Padded sequences with masks and lengths, and merged dicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
 
 
 def of(*values: Any, **options: Any) -> dict:
-    """The batch of samples that have one key, x."""
+    """Collate samples that have one key, x."""
     return pad_collate([dict(x=value) for value in values], **options)
 
 
@@ -27,7 +27,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-def test_pads_to_the_longest() -> None:
+def test_sequences_are_padded_to_the_longest() -> None:
     long, short = torch.rand(5, 3), torch.rand(2, 3)
     batch = of(long, short, padding_value=-1)
     assert list(batch) == ['x', 'x_mask', 'x_lengths']
@@ -41,7 +41,7 @@ def test_pads_to_the_longest() -> None:
 
 
 @pytest.mark.parametrize('values', [[torch.tensor([1, 2, 3]), torch.tensor([4])], [[1, 2, 3], [4]]])
-def test_is_what_torch_s_pad_sequence_makes(values: list) -> None:
+def test_padding_equals_pad_sequence_of_torch(values: list) -> None:
     expected = torch.nn.utils.rnn.pad_sequence([torch.as_tensor(value) for value in values], True)
     assert torch.equal(of(*values)['x'], expected)
 
@@ -70,7 +70,7 @@ def test_is_what_torch_s_pad_sequence_makes(values: list) -> None:
         ([((1, 2), (3, 4)), ((5, 6),)], {}, (2, 2, 2), [2, 1]),
     ],
 )
-def test_shapes(values: list, options: dict, shape: tuple, lengths: list) -> None:
+def test_shape_of_padded_batch(values: list, options: dict, shape: tuple, lengths: list) -> None:
     batch = of(*values, **options)
     assert batch['x'].shape == shape
     assert batch['x_mask'].shape == shape[:2]
@@ -90,14 +90,14 @@ def test_shapes(values: list, options: dict, shape: tuple, lengths: list) -> Non
         ([np.zeros(2), [1.5]], torch.float64),
     ],
 )
-def test_types(values: list, dtype: torch.dtype) -> None:
+def test_dtypes_are_promoted(values: list, dtype: torch.dtype) -> None:
     assert of(*values)['x'].dtype == dtype
 
 
-def test_arrays_that_torch_does_not_take() -> None:
+def test_read_only_and_reversed_arrays_are_copied_without_warning() -> None:
     frozen = np.arange(4)
     frozen.flags.writeable = False
-    torch.set_warn_always(True)  # else only once, which may have been in another test
+    torch.set_warn_always(True)  # else torch warns once, possibly in another test
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         try:
@@ -107,14 +107,14 @@ def test_arrays_that_torch_does_not_take() -> None:
     assert batch['x'].tolist() == [[0, 1, 2, 3], [2, 1, 0, 0]]
 
 
-def test_nothing_is_the_data_set_s_own() -> None:
+def test_batch_shares_no_memory_with_the_dataset() -> None:
     own = [torch.ones(3), np.ones(3, np.float32)]
     batch = of(*own)
     batch['x'].zero_()
     assert own[0].tolist() == own[1].tolist() == [1, 1, 1]
 
 
-def test_padding_value_by_key() -> None:
+def test_padding_value_is_set_by_key() -> None:
     samples = [dict(a=[1, 2], b=dict(c=[1.5, 2])), dict(a=[3], b=dict(c=[4.0]))]
     batch = pad_collate(samples, padding_value={'b.c': float('nan')})
     assert batch['a'].tolist() == [[1, 2], [3, 0]]
@@ -122,7 +122,7 @@ def test_padding_value_by_key() -> None:
 
 
 def test_dicts_are_merged() -> None:
-    """As the field note has it: the loss reads `stored_info['new_dense_anno']` of a batch."""
+    """A loss reads `stored_info['new_dense_anno']` of a batch."""
     samples = [
         dict(
             features=torch.rand(4 + index, 8),
@@ -157,7 +157,7 @@ def dicts_in_lists(value: Any) -> bool:
 
 
 @pytest.mark.parametrize('order', [[0, 1, 2], [2, 1, 0], [1, 2]])
-def test_lists_of_dicts_within_a_sample(order: list[int]) -> None:
+def test_lists_of_dicts_become_dicts_of_sequences(order: list[int]) -> None:
     samples = [
         dict(
             annos=[
@@ -179,14 +179,13 @@ def test_lists_of_dicts_within_a_sample(order: list[int]) -> None:
     assert annos['label'].tolist() == [expected[index][: max(lengths)] for index in order]
 
 
-def test_no_sample_has_an_annotation() -> None:
-    """Keys that are named are there all the same."""
+def test_named_keys_exist_without_annotations() -> None:
     batch = of([], [], keys=['x.label', 'x.box.corners'])
     assert batch['x']['label'].shape == (2, 0)
     assert batch['x']['box']['corners_lengths'].tolist() == [0, 0]
 
 
-def test_only_some_keys() -> None:
+def test_only_given_keys_are_padded() -> None:
     samples = [
         dict(x=ones(2 + i), image=ones(3, 4, 4), words=['a'] * i, ragged=ones(i), ids=[1] * i)
         for i in range(2)
@@ -199,13 +198,13 @@ def test_only_some_keys() -> None:
     assert [len(tensor) for tensor in batch['ragged']] == [0, 1]
 
 
-def test_masks_and_lengths_by_other_names_or_none() -> None:
+def test_masks_and_lengths_are_renamed_or_omitted() -> None:
     assert list(of([1], [2, 3], mask_key=None)) == ['x', 'x_lengths']
     assert list(of([1], [2, 3], mask_key=None, lengths_key=None)) == ['x']
     assert list(of([1], [2, 3], mask_key='is_{}', lengths_key='n_{}')) == ['x', 'is_x', 'n_x']
 
 
-def test_data_samples() -> None:
+def test_data_samples_become_a_sample_batch() -> None:
     def sample(length: int) -> dict:
         label = torch.zeros(2, 2, dtype=torch.int16)
         return dict(x=ones(length), data_samples=BEVDataSample(gt_bev=label))
@@ -216,7 +215,7 @@ def test_data_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ('samples', 'options', 'says'),
+    ('samples', 'options', 'message'),
     [
         ([dict(x=[1]), dict(y=[1])], {}, r"sample 0 of the batch has no key 'y', .*\['x'\]"),
         ([dict(x=[1], y=1), dict(x=[1])], {}, "sample 1 of the batch has no key 'y'"),
@@ -236,7 +235,11 @@ def test_data_samples() -> None:
             {},
             'i: sample 1 .* has a int 3, others .* list of dicts',
         ),
-        ([3], {}, 'sample 0 of the batch is a int; return dicts, or use stack_collate'),
+        (
+            [3],
+            {},
+            'pad_collate: samples must be dicts, sample 0 of the batch is a int; return dicts',
+        ),
         (
             [dict(x=ones(2)), dict(x=ones(2, 3))],
             {},
@@ -261,12 +264,24 @@ def test_data_samples() -> None:
         ([dict(x=ones(2)), dict(x=None)], {}, 'x: sample 1 of the batch has a NoneType None'),
         ([dict(x=ones(2)), dict(x=ones())], {}, 'x: sample 1 of the batch has a Tensor'),
         ([dict(x=[1]), dict(x=['a'])], {}, r"x: sample 1 of the batch has a list \['a'\]"),
-        ([dict(x=[1], x_mask=1)], {}, "x: the samples have a key 'x_mask' already"),
-        ([dict(x=[1])], dict(keys=['z']), r"name \['z'\], the samples have \['x'\]"),
+        (
+            [dict(x=[1], x_mask=1)],
+            {},
+            "x: the samples already have a key 'x_mask'; set another mask_key",
+        ),
+        (
+            [dict(x=[1])],
+            dict(keys=['z']),
+            r"name \['z'\], which the samples do not have; found \['x'\]",
+        ),
         ([dict(x=[1])], dict(padding_value=dict(z=1)), r"name \['z'\]"),
         ([dict(x=[1])], dict(keys='x'), "keys must be a list, found 'x'"),
         ([dict(x=[1])], dict(multiple_of=0), 'multiple_of must be a positive integer, found 0'),
-        ([dict(x=[1])], dict(mask_key='mask'), "mask_key must have '{}' for the key, found 'mask'"),
+        (
+            [dict(x=[1])],
+            dict(mask_key='mask'),
+            "mask_key must contain '{}' for the key, found 'mask'",
+        ),
         ([dict(x=[1])], dict(padding_value=0.5), 'padding_value 0.5 does not fit into torch.int64'),
         ([dict(x=[1])], dict(padding_value=float('nan')), 'padding_value nan does not fit'),
         (
@@ -278,8 +293,10 @@ def test_data_samples() -> None:
         ([dict(x=[1.0])], dict(padding_value=dict(x='a')), "'a' does not fit into torch.float32"),
     ],
 )
-def test_mistakes(samples: list, options: dict, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_samples_and_arguments_are_errors(
+    samples: list, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         pad_collate(samples, **options)
 
 
@@ -291,7 +308,7 @@ class Sequences(Dataset):
         return dict(x=torch.full((index, 2), index), info=dict(name=str(index), part=[1] * index))
 
 
-def test_by_name_in_a_stock_loader() -> None:
+def test_stock_loader_finds_pad_collate_by_name() -> None:
     assert FUNCTIONS.get('pad_collate') is pad_collate
     cfg = dict(type='pad_collate', padding_value=dict(x=-1), keys=['x'], multiple_of=2)
     loader = Runner.build_dataloader(
@@ -309,13 +326,13 @@ def test_by_name_in_a_stock_loader() -> None:
 
 
 def collate_and_check(samples: list) -> tuple[dict, bool]:
-    """In the worker: whether the tensors are in shared memory before they are sent."""
+    """Collate in a worker; also return whether the tensors are in shared memory already."""
     batch = pad_collate(samples)
     tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
     return batch, len(tensors) == 3 and all(tensor.is_shared() for tensor in tensors)
 
 
-def test_in_a_worker() -> None:
+def test_worker_pads_in_shared_memory() -> None:
     loader = DataLoader(Sequences(), batch_size=4, num_workers=1, collate_fn=collate_and_check)
     ((batch, shared),) = loader
     assert shared

@@ -1,4 +1,4 @@
-"""Which models get stacked inputs without asking for them."""
+"""Models that receive stacked inputs by default."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.testing.toy import STOCK, ToyDataset, config, with_evaluation
 
 
 class Named(SparseSegDataPreProcessor):
-    """Keeps the known `forward`."""
+    """A subclass that inherits the known `forward`."""
 
 
 class Rewritten(SparseSegDataPreProcessor):
-    """May expect a list."""
+    """A subclass whose `forward` may expect a list."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
         return super().forward(data, training)
@@ -47,7 +47,7 @@ class WithDataSamples(ToyDataset):
 
 @MODELS.register_module()
 class StacksByItself(BaseModel):
-    """As written for mmengine's collate, with the preprocessor that a `BaseModel` has."""
+    """A model for mmengine's collate function, with the default preprocessor."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -72,7 +72,7 @@ class StacksByItself(BaseModel):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
 )
-def test_preprocessors_that_take_a_tensor(preprocessor: nn.Module, known: bool) -> None:
+def test_known_preprocessors_take_stacked_inputs(preprocessor: nn.Module, known: bool) -> None:
     model = StacksByItself()
     model.data_preprocessor = preprocessor
     assert takes_stacked_inputs(model) is known
@@ -83,7 +83,7 @@ def test_preprocessors_that_take_a_tensor(preprocessor: nn.Module, known: bool) 
 
 
 @pytest.mark.parametrize('model', [None, nn.Linear(1, 1), dict(type='FCN')])
-def test_models_that_have_none(model: Any) -> None:
+def test_model_without_preprocessor_takes_lists(model: Any) -> None:
     assert not takes_stacked_inputs(model)
 
 
@@ -97,7 +97,7 @@ def run_of(work: Path, **model: Any) -> Runner:
     return Runner.from_cfg(cfg)
 
 
-def test_model_of_a_user_gets_lists(tmp_path: Path) -> None:
+def test_model_with_unknown_preprocessor_receives_lists(tmp_path: Path) -> None:
     runner = run_of(tmp_path)
     runner.train()
     assert runner.iter == 4
@@ -105,14 +105,14 @@ def test_model_of_a_user_gets_lists(tmp_path: Path) -> None:
     assert runner.val_dataloader.collate_fn is pseudo_collate
 
 
-def test_known_preprocessor_gets_tensors(tmp_path: Path) -> None:
+def test_model_with_known_preprocessor_receives_tensors(tmp_path: Path) -> None:
     runner = run_of(tmp_path, data_preprocessor=dict(type='SparseSegDataPreProcessor'))
     loop = runner.build_train_loop(runner._train_loop)
     assert loop.dataloader.collate_fn is stack_data_samples
     loop.dataloader.close()
 
 
-def test_samples_without_an_element_stay_lists() -> None:
+def test_samples_without_data_samples_are_not_stacked() -> None:
     assert isinstance(stack_data_samples([ToyDataset()[0]] * 2)['inputs'], list)
     batch = stack_data_samples([WithDataSamples()[0]] * 2)
     assert batch['inputs'].shape == (2, 8)

@@ -1,1 +1,1 @@
-"""Collate functions: from samples to a batch."""
+"""Collate functions, which make a batch of samples."""

@@ -1,4 +1,4 @@
-"""The data samples of a batch, their tensors stacked; and where stacked tensors are put."""
+"""A batch of data samples with stacked tensor fields, and the memory of stacked tensors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import get_worker_info
 
 from mmtempo.loaders import shared_slabs
+from mmtempo.loaders.shared_slabs import is_plain
 
 Path = tuple[str, ...]
-# What of an element is looked at; most of its attributes are meta information.
+# Types of attributes that hold fields; most attributes of an element are meta information.
 HOLDING = (torch.Tensor, BaseDataElement)
 
 
 class Field(NamedTuple):
-    """One field of all samples.
+    """A field of all samples of a batch.
 
     Attributes:
-        path: The attributes that lead to it.
-        values: The tensors of the samples, stacked.
+        path: Names of the nested attributes that lead to the field.
+        values: Stacked tensors of the samples.
     """
 
     path: Path
@@ -31,23 +32,24 @@ class Field(NamedTuple):
 
 
 class SampleBatch(list[Any]):
-    """The list of a batch's data samples that `pseudo_collate` gives, but light to move.
+    """A list of data samples, as `pseudo_collate` returns it, that is cheap to send and to pin.
 
     The samples are mmengine's data elements with the same fields and meta information. A tensor
-    field that all of them have, in one shape and type, is a *view* of one stacked tensor::
+    field that all samples have, in one shape and dtype, is a *view* of one stacked tensor::
 
-        stacked['gt_bev']   (B, rows, columns)   one piece of shared memory, one pin
+        stacked['gt_bev']   (B, rows, columns)   one shared memory segment, one pin
              |  |  |  '---- batch[3].gt_bev
              |  |  '------- batch[2].gt_bev
              ...
 
-    Only the stacked tensors and what is left of the samples go through a pipe; the views are
-    made again where they arrive. Made of samples alone, as preprocessors do after they have
-    moved each, it is a plain list.
+    Only the stacked tensors and the rest of the samples are pickled; the receiver creates the
+    views again. Constructed from samples alone, as preprocessors do after they have moved each
+    sample, it is a plain list.
 
     Args:
-        samples: The data samples. Defaults to ().
-        fields: Their stacked fields by name; the samples hold the views. Defaults to None.
+        samples: Data samples. Defaults to ().
+        fields: Stacked fields of the samples by name; the samples must hold views of them.
+            Defaults to None.
     """
 
     def __init__(self, samples: Iterable[Any] = (), fields: dict[str, Field] | None = None) -> None:
@@ -56,47 +58,47 @@ class SampleBatch(list[Any]):
 
     @classmethod
     def of(cls, samples: Sequence[BaseDataElement]) -> SampleBatch:
-        """Stack what can be; nothing in the result is the samples' own memory."""
+        """Copy samples and stack their fields; the result shares no memory with the samples."""
         tensors = [_tensors(sample) for sample in samples]
         fields = {}
         for path in sorted(tensors[0]):
             values = [each[path] for each in tensors if path in each]
             if len(values) == len(samples) and can_stack(values):
                 fields[_name(samples[0], path)] = Field(path, stack(values))
-        apart = {field.path for field in fields.values()}
+        stacked_paths = {field.path for field in fields.values()}
 
         def detach(path: Path, tensor: torch.Tensor) -> torch.Tensor | None:
-            return None if path in apart else own(tensor)
+            return None if path in stacked_paths else own(tensor)
 
         return _assemble([_changed(sample, detach) for sample in samples], fields)
 
     @property
     def stacked(self) -> dict[str, torch.Tensor]:
-        """Stacked tensors by name, without those that a sample no longer looks into.
+        """Stacked tensors by name, without those of which a sample no longer holds a view.
 
         Samples may have been moved, replaced or given other values since. The name is that of
-        the field; `data` of a `PixelData` goes by the latter's (`gt_sem_seg`), others within
-        are joined by dots (`gt_instances.labels`).
+        the field; `data` of a `PixelData` has the name of the latter (`gt_sem_seg`), and other
+        nested names are joined by dots (`gt_instances.labels`).
         """
-        return {name: field.values for name, field in self._in_step().items()}
+        return {name: field.values for name, field in self._intact_fields().items()}
 
     def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> SampleBatch:
-        """The same batch of other tensors: the function gets each stacked one as a whole."""
+        """Return a batch with a function applied to each tensor; stacked ones are passed whole."""
         fields = {
             name: field._replace(values=function(field.values))
-            for name, field in self._in_step().items()
+            for name, field in self._intact_fields().items()
         }
         return _assemble(self._without(fields, function), fields)
 
     def pin_memory(self) -> SampleBatch:
-        """The same batch in pinned memory: one pin a stacked tensor; torch's loader calls it."""
+        """Return a copy in pinned memory, one per stacked tensor; torch's loader calls this."""
         return self.apply(torch.Tensor.pin_memory)
 
     def __reduce__(self) -> tuple[Callable, tuple]:
-        fields = self._in_step()
+        fields = self._intact_fields()
         return _assemble, (self._without(fields), fields)
 
-    def _in_step(self) -> dict[str, Field]:
+    def _intact_fields(self) -> dict[str, Field]:
         return {
             name: field
             for name, field in self._fields.items()
@@ -112,11 +114,11 @@ class SampleBatch(list[Any]):
         fields: dict[str, Field],
         function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> list[Any]:
-        """Copies of the samples without these fields; the function gets all other tensors."""
-        apart = {field.path for field in fields.values()}
+        """Copy the samples without these fields, with a function applied to other tensors."""
+        stacked_paths = {field.path for field in fields.values()}
 
         def change(path: Path, tensor: torch.Tensor) -> torch.Tensor | None:
-            if path in apart:
+            if path in stacked_paths:
                 return None
             return tensor if function is None else function(tensor)
 
@@ -126,59 +128,49 @@ class SampleBatch(list[Any]):
 
 
 def can_stack(values: Sequence[Any]) -> bool:
-    """Whether they are plain tensors on the host, of one shape and type."""
+    """Return whether values are plain tensors on the host, of one shape and dtype."""
     return all(is_plain(value) for value in values) and (
         len({(value.shape, value.dtype) for value in values}) == 1
     )
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a tensor that may be copied as bytes."""
-    return (
-        type(value) is torch.Tensor
-        and value.device.type == 'cpu'
-        and value.layout is torch.strided
-        and not (value.requires_grad or value.is_quantized or value.is_nested)
-    )
-
-
 def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As `torch.stack`; within a worker right into shared memory, which saves a copy."""
+    """Stack tensors; in a worker directly into shared memory, which saves a copy."""
     out = new_tensor((len(values), *values[0].shape), values[0].dtype)
-    if not all(map(_is_side_by_side, values)):
+    if not all(map(_is_interleaved, values)):
         return torch.stack(list(values), out=out)
     for value, planes in zip(values, out.numpy()):
         cv2.split(value.permute(1, 2, 0).numpy(), list(planes))
     return out
 
 
-def _is_side_by_side(value: torch.Tensor) -> bool:
-    """Whether it is an image whose pixels hold their colours, which OpenCV parts faster."""
+def _is_interleaved(value: torch.Tensor) -> bool:
+    """Return whether a tensor is an image with interleaved colors, which OpenCV splits faster."""
     if value.dtype != torch.uint8 or value.dim() != 3 or not value.numel():
         return False
     return value.stride(0) == 1 and value.stride(2) == value.shape[0] == 3
 
 
 def own(value: Any) -> Any:
-    """A copy, unless it is no plain tensor: the data set may keep its own, read only even."""
+    """Copy a plain tensor, whose memory may be the dataset's; return other values unchanged."""
     return new_tensor(value.shape, value.dtype).copy_(value) if is_plain(value) else value
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor, within a worker in shared memory."""
+    """Return an uninitialized tensor, in a worker in shared memory."""
     size = math.prod(shape)
     found = shared_slabs.new_tensor(shape, dtype) if size else None
     if found is not None:
         return found
     if get_worker_info() is None or not size:
         return torch.empty(tuple(shape), dtype=dtype)
-    # There is no public way; torch's own default_collate goes this one.
+    # Not a public function, but the one that torch's default_collate uses.
     storage = torch.UntypedStorage._new_shared(size * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage).view(tuple(shape))
 
 
 def _assemble(samples: list[Any], fields: dict[str, Field]) -> SampleBatch:
-    """Give samples, which are nobody else's, their views."""
+    """Set the views in samples; the samples must be copies that are not used elsewhere."""
     for path, values in fields.values():
         for sample, view in zip(samples, values):
             vars(_look_up(sample, path[:-1]))[path[-1]] = view
@@ -186,7 +178,7 @@ def _assemble(samples: list[Any], fields: dict[str, Field]) -> SampleBatch:
 
 
 def _tensors(element: BaseDataElement, path: Path = ()) -> dict[Path, torch.Tensor]:
-    """Tensor fields, however deep; meta information is none."""
+    """Return tensor fields by path, also of nested elements, without meta information."""
     found: dict[Path, torch.Tensor] = {}
     meta = element.metainfo_keys()
     for name, value in vars(element).items():
@@ -204,10 +196,10 @@ def _changed(
     change: Callable[[Path, torch.Tensor], torch.Tensor | None],
     path: Path = (),
 ) -> BaseDataElement:
-    """A copy of an element, with other tensors in it.
+    """Copy an element with `change` applied to its tensors.
 
-    By way of its attributes, as pickle does it: its setters would copy all meta information and
-    check what has been checked.
+    It sets attributes directly, as pickle does: the element's setters would copy all meta
+    information and validate it once more.
     """
     cls: Any = type(element)
     copied = cls.__new__(cls)
@@ -215,7 +207,7 @@ def _changed(
     held.update(vars(element))
     meta = element.metainfo_keys()
     for name, value in vars(element).items():
-        if isinstance(value, set):  # the names of its fields, which change with them
+        if isinstance(value, set):  # names of fields, which change with the fields
             held[name] = set(value)
         elif isinstance(value, HOLDING) and name not in meta:
             if isinstance(value, torch.Tensor):
@@ -232,7 +224,7 @@ def _look_up(value: Any, path: Path) -> Any:
 
 
 def _is_same(value: Any, view: torch.Tensor) -> bool:
-    """Whether a field still is this view: the same memory, read in the same way."""
+    """Return whether a field is still this view: the same memory, with the same layout."""
     return (
         isinstance(value, torch.Tensor)
         and value.data_ptr() == view.data_ptr()
@@ -244,7 +236,7 @@ def _is_same(value: Any, view: torch.Tensor) -> bool:
 
 
 def _name(sample: BaseDataElement, path: Path) -> str:
-    """What a user calls it: mmseg keeps `gt_sem_seg` as `_gt_sem_seg`, behind a property."""
+    """Return a field's public name: mmseg stores the property `gt_sem_seg` as `_gt_sem_seg`."""
     names = []
     for part in path:
         public = part.removeprefix('_')

@@ -1,4 +1,4 @@
-"""Makes a batch of samples: one tensor a key."""
+"""A collate function that stacks tensors."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from .sample_batch import SampleBatch, can_stack, own, stack
 
 @FUNCTIONS.register_module()
 def stack_collate(data_batch: Sequence[Any]) -> Any:
-    """As mmengine's `pseudo_collate`, with tensors of one shape and type stacked in the worker.
+    """Collate as mmengine's `pseudo_collate`, but stack tensors of one shape and dtype.
 
-    A key then crosses to the training in one piece of shared memory instead of one a sample, and
-    is pinned at once. The result has the structure of `pseudo_collate`'s::
+    Each key then crosses to the training process in one shared memory segment instead of one per
+    sample, and is pinned by one copy. The result has the structure of `pseudo_collate`'s::
 
-        dict(inputs=(3, H, W), data_samples=SegDataSample)   of each sample
-        dict(inputs=(B, 3, H, W), data_samples=SampleBatch)  of the batch
+        dict(inputs=(3, H, W), data_samples=SegDataSample)   each sample
+        dict(inputs=(B, 3, H, W), data_samples=SampleBatch)  the batch
 
     ========================  ==========================================================
     in the samples            in the batch
     ========================  ==========================================================
     tensors of one shape      one tensor, the samples in its first dimension
     tensors that differ       a list of tensors
-    data samples              `SampleBatch`: the list, with its tensor fields stacked
-    dicts, lists, tuples      as they are, with batches of what is in them
-    numbers, strings, arrays  a list; arrays cross by value, so pack tensors
+    data samples              `SampleBatch`: a list whose tensor fields are stacked
+    dicts, lists, tuples      the same type, with a batch of each item
+    numbers, strings, arrays  a list; arrays are pickled by value, so prefer tensors
     ========================  ==========================================================
 
-    What it gives is no memory of the data set, which may be read only or be used again.
+    The batch shares no memory with the dataset, which may be read-only or reused.
 
     Example::
 
         train_dataloader = dict(collate_fn=dict(type='stack_collate'), ...)
 
     Args:
-        data_batch: The samples.
+        data_batch: Samples of the batch.
 
     Raises:
-        ValueError: Where a sample lacks a key of the first, or lists differ in length.
+        ValueError: If a sample lacks a key of the first one, or lists differ in length.
     """
     return _collate(list(data_batch), '')
 
@@ -66,38 +66,38 @@ def _collate(values: Sequence[Any], path: str) -> Any:
 def _transpose(values: Sequence[Any], path: str) -> Any:
     first: Any = values[0]
     _check_kind(values, Sequence, path)
-    for place, value in enumerate(values):
+    for number, value in enumerate(values):
         if len(value) != len(first):
             raise ValueError(
-                f'{path or "the samples"}: sample {place} of the batch has {len(value)} items, '
+                f'{path or "the samples"}: sample {number} of the batch has {len(value)} items, '
                 f'sample 0 has {len(first)}; pack them as tensors, or use pad_collate'
             )
-    columns = [_collate(each, _join(path, place)) for place, each in enumerate(zip(*values))]
+    columns = [_collate(each, _join(path, item)) for item, each in enumerate(zip(*values))]
     if hasattr(first, '_fields'):  # a named tuple
         return type(first)(*columns)
     if isinstance(first, tuple):
         return columns
     try:
         return type(first)(columns)
-    except TypeError:  # `range`, for one
+    except TypeError:  # such as `range`
         return columns
 
 
 def _column(values: Sequence[Mapping], key: Any, path: str) -> list[Any]:
-    for place, value in enumerate(values):
+    for number, value in enumerate(values):
         if key not in value:
             raise ValueError(
-                f'sample {place} of the batch has no key {_join(path, key)!r}, which sample 0 has; '
-                f'found {sorted(map(str, value))}'
+                f'sample {number} of the batch has no key {_join(path, key)!r}, which sample 0 '
+                f'has; found {sorted(map(str, value))}'
             )
     return [value[key] for value in values]
 
 
 def _check_kind(values: Sequence[Any], kind: type, path: str) -> None:
-    for place, value in enumerate(values):
+    for number, value in enumerate(values):
         if not isinstance(value, kind):
             raise ValueError(
-                f'{path or "the samples"}: sample {place} of the batch is a '
+                f'{path or "the samples"}: sample {number} of the batch is a '
                 f'{type(value).__name__}, sample 0 a {type(values[0]).__name__}'
             )
 

@@ -1,0 +1,105 @@
+"""Errors of samples and workers, and statistics of waits."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+
+from mmtempo.loaders import LoaderError, PrefetchDataLoader
+from mmtempo.loaders.plan import LoaderPlan
+from tests.testing.loaders import build_loader, epoch_batches, take_batches
+from tests.testing.samples import Failing, Noisy
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_error_of_sample_names_the_sample(workers: int) -> None:
+    loader = build_loader(Failing('raise'), num_workers=workers)
+    with pytest.raises(LoaderError) as found:
+        take_batches(loader, 6)
+    assert str(found.value) == (
+        'dataloader: sample 6 (pictures/6.png): ZeroDivisionError: no such pixel'
+    )
+    assert isinstance(found.value.__cause__, ZeroDivisionError)
+    loader.close()
+
+
+@pytest.mark.parametrize('endless', [False, True])
+@pytest.mark.parametrize('workers', [0, 1])
+def test_stop_iteration_in_sample_is_an_error(workers: int, endless: bool) -> None:
+    loader = build_loader(Failing('stop'), endless, num_workers=workers)
+    with pytest.raises(LoaderError) as found:
+        epoch_batches(loader)
+    assert str(found.value) == 'dataloader: sample 6 (pictures/6.png): StopIteration'
+    assert isinstance(found.value.__cause__, StopIteration)
+    loader.close()
+
+
+def stopping_collate(samples: list) -> Any:
+    next(iter(()))
+
+
+@pytest.mark.parametrize('batch_bytes', [0, 1000])
+@pytest.mark.parametrize('workers', [0, 1])
+def test_stop_iteration_in_collate_is_an_error(workers: int, batch_bytes: int) -> None:
+    loader = PrefetchDataLoader(
+        Noisy(),
+        sampler := torch.utils.data.SequentialSampler(Noisy()),
+        torch.utils.data.BatchSampler(sampler, 4, drop_last=False),
+        LoaderPlan(workers, 2 if workers else None),
+        seed=3,
+        collate_fn=stopping_collate,
+        batch_bytes=batch_bytes,
+        name='val_dataloader',
+    )
+    text = r'val_dataloader: the batch of samples \[0, 1, 2, 3\]: StopIteration$'
+    with pytest.raises(LoaderError, match=text):
+        list(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize(('how', 'why'), [('die', 'SIGKILL'), ('exit', 'exit code 3')])
+def test_dead_worker_is_reported_with_sample_and_cause(how: str, why: str) -> None:
+    loader = build_loader(Failing(how), num_workers=2)
+    with pytest.raises(LoaderError, match=r'died at sample 6 \(pictures/6.png\)') as found:
+        take_batches(loader, 6)
+    assert why in str(found.value)
+    loader.close()
+    assert not [one for one in multiprocessing.active_children() if one in loader._pool._processes]
+
+
+def test_hanging_sample_times_out_with_its_name() -> None:
+    loader = build_loader(Failing('hang'), num_workers=2, timeout=1)
+    with pytest.raises(
+        LoaderError,
+        match=r'no batch for 1 s; worker \d \(process \d+\) has spent \d+ s on sample 6 \(pictures',
+    ):
+        take_batches(loader, 6)
+    workers = list(loader._pool._processes)
+    loader.close()
+    assert all(worker.exitcode is not None for worker in workers)
+
+
+def test_loader_continues_after_an_error() -> None:
+    """It raises the error again, and continues from the position that `seek` sets."""
+    loader = build_loader(Failing('raise'), num_workers=1)
+    with pytest.raises(LoaderError):
+        take_batches(loader, 6)
+    place = loader.place
+    with pytest.raises(LoaderError):
+        loader.take()
+    loader.dataset.how = 'nothing'
+    loader.close()
+    loader.seek(place)
+    good = build_loader(Failing('nothing'))
+    good.seek(place)
+    assert take_batches(loader, 3) == take_batches(good, 3)
+    loader.close()
+
+
+def test_waits_are_counted() -> None:
+    loader = build_loader()
+    take_batches(loader, 3)
+    assert (loader.waiting.batches, loader.waiting.starved) == (3, 3)
