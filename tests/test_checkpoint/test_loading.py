@@ -24,12 +24,12 @@ from mmengine.runner import CheckpointLoader, Runner
 import mmtempo  # noqa: F401 - registers the safe loader
 from mmtempo.checkpoint.loading import UnreadableCheckpointError, why_refused
 from mmtempo.checkpoint.safe_types import NUMBERS, StandIn, resolve
-from tests.test_tools.test_train import run, tiny
 from tests.testing import pickles
 from tests.testing.checkpoints import KINDS, logged_lines, run_config
 from tests.testing.checkpoints import load as load_freely
 from tests.testing.common import MINI
 from tests.testing.pickles import Call, Global, array, dtype
+from tests.testing.tool_commands import run, tiny
 from tests.testing.toy import ToyDataset
 
 

@@ -17,7 +17,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 
-from tests.test_tools.test_train import command, run, tiny
 from tests.testing import forks
 from tests.testing.common import MINI
 from tests.testing.saving import (
@@ -32,6 +31,7 @@ from tests.testing.saving import (
     through_tool,
     train,
 )
+from tests.testing.tool_commands import command, run, tiny
 from tests.testing.toy import ToyDataset, ToyModel
 from tests.testing.two_ranks import both, start_ranks
 

@@ -23,11 +23,11 @@ from mmtempo.checkpoint.saver import CheckpointError
 from mmtempo.device.host_copy import HostCopy
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.logging.nonfinite import NonFiniteError
-from tests.test_tools.test_train import free_port
 from tests.testing.checkpoints import At, hook_of, load, logged_lines
 from tests.testing.common import ROOT
 from tests.testing.saving import files, marked
 from tests.testing.toy import SPARSE, Counted, ToyModel, by_epoch, config, with_evaluation
+from tests.testing.two_ranks import free_port
 
 NAN, INF = float('nan'), float('inf')
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 from mmengine.runner import CheckpointLoader, Runner
 
-from mmtempo.checkpoint import downloads
+from mmtempo.checkpoint import loading
 from mmtempo.checkpoint.loading import UnreadableCheckpointError
 from mmtempo.cli.run import run_tool
-from tests.test_tools.test_train import run, tiny
 from tests.testing.common import MINI
+from tests.testing.tool_commands import run, tiny
 from tests.testing.toy import STOCK, config
 
 
@@ -46,7 +46,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
 def safe_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a run; mmengine's own loaders are back afterwards."""
     monkeypatch.setattr(CheckpointLoader, '_schemes', dict(CheckpointLoader._schemes))
-    downloads.register_safe_downloads()
+    loading.register_safe_downloads()
 
 
 def url_of(server: ThreadingHTTPServer, name: str) -> str:
@@ -92,7 +92,7 @@ def test_names_of_a_zoo(
 ) -> None:
     torch.save(dict(x=torch.ones(3)), tmp_path / 'served/net.pth')
     zoo = {'net': url_of(server, 'net.pth'), 'own': 'own.pth'}
-    monkeypatch.setattr(downloads, 'ZOOS', {tuple(downloads.ZOOS)[i]: lambda: zoo for i in (0, 1)})
+    monkeypatch.setattr(loading, 'ZOOS', {tuple(loading.ZOOS)[i]: lambda: zoo for i in (0, 1)})
     monkeypatch.setenv('MMENGINE_HOME', str(tmp_path / 'home'))
     (tmp_path / 'home').mkdir()
     torch.save(dict(x=torch.zeros(3)), tmp_path / 'home/own.pth')
@@ -107,7 +107,7 @@ def test_backbones_of_mmcls(
 ) -> None:
     state = {'backbone.a': torch.ones(2), 'head.b': torch.zeros(2)}
     torch.save(dict(state_dict=state), tmp_path / 'served/cls.pth')
-    monkeypatch.setattr(downloads, 'get_mmcls_models', lambda: {'x': url_of(server, 'cls.pth')})
+    monkeypatch.setattr(loading, 'get_mmcls_models', lambda: {'x': url_of(server, 'cls.pth')})
     assert list(load('mmcls://x')['state_dict']) == ['a']
 
 
@@ -120,7 +120,7 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         def get(self, url: str) -> bytes:
             return (tmp_path / url.rpartition('/')[2]).read_bytes()
 
-    monkeypatch.setattr(downloads, 'get_file_backend', lambda *_, **__: Store())
+    monkeypatch.setattr(loading, 'get_file_backend', lambda *_, **__: Store())
     assert torch.equal(load('s3://bucket/good')['x'], torch.ones(2))
     with pytest.raises(ValueError, match='bucket/bad cannot be read safely'):
         load('petrel:s3://bucket/bad')
@@ -128,7 +128,7 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_lists_are_those_of_mmengine() -> None:
-    zoo = downloads.ZOOS['openmmlab://', 'open-mmlab://']()
+    zoo = loading.ZOOS['openmmlab://', 'open-mmlab://']()
     assert zoo['resnet50_v1c'].startswith('https://')
 
 
@@ -223,7 +223,7 @@ def test_a_name_that_leads_nowhere(
     def missing() -> dict:
         raise ModuleNotFoundError('no', name='torchvision')
 
-    monkeypatch.setattr(downloads, 'ZOOS', {('torchvision://',): missing})
+    monkeypatch.setattr(loading, 'ZOOS', {('torchvision://',): missing})
     assert run_tool('test.py', lambda: None, lambda _: load(name)) == 2
     text = capsys.readouterr().err
     assert f'test.py: error: checkpoint {name}' in text

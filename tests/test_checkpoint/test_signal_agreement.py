@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from mmtempo.checkpoint.asking import MOST, AskingSchedule
+from mmtempo.checkpoint.signal_agreement import MOST, AskingSchedule
 
 
 class Clock:
