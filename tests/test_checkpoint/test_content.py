@@ -1,4 +1,4 @@
-"""Cheap to put together, and which of it may be copied late."""
+"""Content of checkpoints, the parts that may be copied late, and the state of a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names_of(tensors: dict[str, torch.Tensor], addresses: set[int]) -> set[str]:
 
 
 @pytest.mark.parametrize('ema', [False, True])
-def test_what_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
+def test_tensors_that_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
     runner = trained(tmp_path, 'MomentumEncoder', ema)
     late = changed_by_updates(runner)
     checkpoint = checkpoint_of(runner)
@@ -47,7 +47,7 @@ def test_what_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
     assert names_of(live, late) == parameters
     if ema:
         averages = names_of(checkpoint['state_dict'], late)
-        assert averages == parameters | {'key'}  # nothing but the hook changes these
+        assert averages == parameters | {'key'}  # only the hook changes these
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert state['conv.weight'].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_the_config_is_formatted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_is_formatted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formatted = []
 
     def pretty_text(cfg: Config) -> str:
@@ -84,15 +84,17 @@ def test_the_config_is_formatted_once(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
     ids=str,
 )
-def test_where_it_was_reached(options: dict, expected: dict[str, Any], tmp_path: Path) -> None:
-    """As `Runner.save_checkpoint` fills it in, also for who calls it without a `meta`."""
+def test_meta_contains_epoch_and_iteration(
+    options: dict, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """`Runner.save_checkpoint` sets them also without the argument `meta`."""
     runner = trained(tmp_path)
     meta = checkpoint_of(runner, **options)['meta']
     assert {key: meta[key] for key in expected} == expected
 
 
-def test_keys_that_stock_would_refuse(tmp_path: Path) -> None:
-    """Stock hands on what it does not know, and `Runner.save_checkpoint` refuses it."""
+def test_unknown_option_is_refused_as_in_stock(tmp_path: Path) -> None:
+    """Stock passes unknown options to `Runner.save_checkpoint`, which refuses them."""
     for kind in KINDS:
         runner = build(kind, tmp_path / kind, interval=5, unheard_of=3)
         with pytest.raises(TypeError, match='unheard_of'):
@@ -100,7 +102,7 @@ def test_keys_that_stock_would_refuse(tmp_path: Path) -> None:
 
 
 def parts_of(checkpoint: dict) -> dict[str, Any]:
-    """What may come late."""
+    """Return the parts that may be built late."""
     return {
         'cfg': checkpoint['meta']['cfg'],
         'metadata': checkpoint['state_dict']._metadata,
@@ -111,11 +113,11 @@ def parts_of(checkpoint: dict) -> dict[str, Any]:
 
 
 def plain(value: Any) -> str:
-    """What there is to a tree; each history is a copy, of another address."""
+    """Return the text of a tree without addresses, since each history is a copy."""
     return re.sub(r' at 0x[0-9a-f]+', '', repr(value))
 
 
-def test_what_comes_late_is_what_would_have_come_at_once(tmp_path: Path) -> None:
+def test_parts_built_late_are_those_built_at_once(tmp_path: Path) -> None:
     runner = trained(tmp_path)
     at_once, late = parts_of(checkpoint_of(runner)), parts_of(checkpoint_of(runner, overlaps=True))
     for name, part in late.items():
@@ -125,8 +127,10 @@ def test_what_comes_late_is_what_would_have_come_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize('reason', ['hook', 'scale', 'optimizer', 'hook of the optimizer'])
-def test_the_optimizer_is_asked_at_once_where_others_are(reason: str, tmp_path: Path) -> None:
-    """And what it has said is gone through late."""
+def test_optimizer_state_is_built_at_once_if_user_code_is_involved(
+    reason: str, tmp_path: Path
+) -> None:
+    """The state is built at once, but traversed late."""
     runner = trained(tmp_path)
     wrapper, asked = runner.optim_wrapper, []
 
@@ -154,7 +158,7 @@ def test_the_optimizer_is_asked_at_once_where_others_are(reason: str, tmp_path: 
     assert ('loss_scaler' in optimizer.make()) == (reason == 'scale')
 
 
-def test_a_hook_finds_all_of_a_checkpoint(tmp_path: Path) -> None:
+def test_hook_of_a_user_finds_all_parts_of_a_checkpoint(tmp_path: Path) -> None:
     found = []
 
     class Looks(Hook):
@@ -172,12 +176,12 @@ def test_a_hook_finds_all_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 class Mixed(nn.Module):
-    """Tied weights, a module that is there twice, and tables with nothing in them."""
+    """Module with tied weights, a module used twice, and empty entries."""
 
     def __init__(self) -> None:
         super().__init__()
         self.own = nn.Parameter(torch.ones(2))
-        self.nothing = self.nobody = None
+        self.nothing = self.empty_too = None
         self.register_parameter('none', None)
         self.register_buffer('seen', torch.zeros(3))
         self.register_buffer('hidden', torch.zeros(3), persistent=False)
@@ -233,7 +237,7 @@ def nothing(model: Mixed) -> None:
     [(nothing, True), (hook, False), (pre_hook, False), (method, False)]
     + [(add(kind), False) for kind in (Extra, Other, Whole)],
 )
-def test_is_what_state_dict_returns(change: Callable, is_plain: bool) -> None:
+def test_state_is_that_of_state_dict(change: Callable, is_plain: bool) -> None:
     model = Mixed()
     change(model)
     expected = model.state_dict()
@@ -250,8 +254,8 @@ def test_is_what_state_dict_returns(change: Callable, is_plain: bool) -> None:
                 assert tensor.data_ptr() == expected[name].data_ptr()
 
 
-def test_structures_that_change_are_seen() -> None:
-    """Nothing is remembered from one time to the next."""
+def test_changes_of_the_model_are_seen() -> None:
+    """Nothing is cached between two calls."""
     model = Mixed()
     state_of(model)
     model.seen = torch.full((3,), 2.0)  # replaced, not filled
