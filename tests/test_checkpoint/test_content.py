@@ -1,8 +1,9 @@
-"""Cheap to put together, and which of it may be copied late."""
+"""Content of checkpoints, the parts that may be copied late, and the state of a model."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from torch import nn
 
 from mmtempo.checkpoint import content
-from mmtempo.checkpoint.content import changed_by_updates, checkpoint_of
+from mmtempo.checkpoint.content import changed_by_updates, checkpoint_of, state_of
 from mmtempo.checkpoint.io.snapshot import Deferred
 from tests.testing.checkpoints import KINDS, Adds, build, load, run
+from tests.testing.trees import same
 
 
 def trained(root: Path, model: str = 'ToyModel', ema: bool = False) -> Runner:
@@ -33,7 +36,7 @@ def names_of(tensors: dict[str, torch.Tensor], addresses: set[int]) -> set[str]:
 
 
 @pytest.mark.parametrize('ema', [False, True])
-def test_what_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
+def test_tensors_that_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
     runner = trained(tmp_path, 'MomentumEncoder', ema)
     late = changed_by_updates(runner)
     checkpoint = checkpoint_of(runner)
@@ -44,7 +47,7 @@ def test_what_only_an_update_changes(ema: bool, tmp_path: Path) -> None:
     assert names_of(live, late) == parameters
     if ema:
         averages = names_of(checkpoint['state_dict'], late)
-        assert averages == parameters | {'key'}  # nothing but the hook changes these
+        assert averages == parameters | {'key'}  # only the hook changes these
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert state['conv.weight'].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_the_config_is_formatted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_is_formatted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formatted = []
 
     def pretty_text(cfg: Config) -> str:
@@ -81,15 +84,17 @@ def test_the_config_is_formatted_once(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
     ids=str,
 )
-def test_where_it_was_reached(options: dict, expected: dict[str, Any], tmp_path: Path) -> None:
-    """As `Runner.save_checkpoint` fills it in, also for who calls it without a `meta`."""
+def test_meta_contains_epoch_and_iteration(
+    options: dict, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """`Runner.save_checkpoint` sets them also without the argument `meta`."""
     runner = trained(tmp_path)
     meta = checkpoint_of(runner, **options)['meta']
     assert {key: meta[key] for key in expected} == expected
 
 
-def test_keys_that_stock_would_refuse(tmp_path: Path) -> None:
-    """Stock hands on what it does not know, and `Runner.save_checkpoint` refuses it."""
+def test_unknown_option_is_refused_as_in_stock(tmp_path: Path) -> None:
+    """Stock passes unknown options to `Runner.save_checkpoint`, which refuses them."""
     for kind in KINDS:
         runner = build(kind, tmp_path / kind, interval=5, unheard_of=3)
         with pytest.raises(TypeError, match='unheard_of'):
@@ -97,7 +102,7 @@ def test_keys_that_stock_would_refuse(tmp_path: Path) -> None:
 
 
 def parts_of(checkpoint: dict) -> dict[str, Any]:
-    """What may come late."""
+    """Return the parts that may be built late."""
     return {
         'cfg': checkpoint['meta']['cfg'],
         'metadata': checkpoint['state_dict']._metadata,
@@ -108,11 +113,11 @@ def parts_of(checkpoint: dict) -> dict[str, Any]:
 
 
 def plain(value: Any) -> str:
-    """What there is to a tree; each history is a copy, of another address."""
+    """Return the text of a tree without addresses, since each history is a copy."""
     return re.sub(r' at 0x[0-9a-f]+', '', repr(value))
 
 
-def test_what_comes_late_is_what_would_have_come_at_once(tmp_path: Path) -> None:
+def test_parts_built_late_are_those_built_at_once(tmp_path: Path) -> None:
     runner = trained(tmp_path)
     at_once, late = parts_of(checkpoint_of(runner)), parts_of(checkpoint_of(runner, overlaps=True))
     for name, part in late.items():
@@ -122,8 +127,10 @@ def test_what_comes_late_is_what_would_have_come_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize('reason', ['hook', 'scale', 'optimizer', 'hook of the optimizer'])
-def test_the_optimizer_is_asked_at_once_where_others_are(reason: str, tmp_path: Path) -> None:
-    """And what it has said is gone through late."""
+def test_optimizer_state_is_built_at_once_if_user_code_is_involved(
+    reason: str, tmp_path: Path
+) -> None:
+    """The state is built at once, but traversed late."""
     runner = trained(tmp_path)
     wrapper, asked = runner.optim_wrapper, []
 
@@ -151,7 +158,7 @@ def test_the_optimizer_is_asked_at_once_where_others_are(reason: str, tmp_path: 
     assert ('loss_scaler' in optimizer.make()) == (reason == 'scale')
 
 
-def test_a_hook_finds_all_of_a_checkpoint(tmp_path: Path) -> None:
+def test_hook_of_a_user_finds_all_parts_of_a_checkpoint(tmp_path: Path) -> None:
     found = []
 
     class Looks(Hook):
@@ -166,3 +173,100 @@ def test_a_hook_finds_all_of_a_checkpoint(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(runner, overlaps=True)
     assert plain(found) == plain([expected])
     assert 'optimizer' not in checkpoint
+
+
+class Mixed(nn.Module):
+    """Module with tied weights, a module used twice, and empty entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.ones(2))
+        self.nothing = self.empty_too = None
+        self.register_parameter('none', None)
+        self.register_buffer('seen', torch.zeros(3))
+        self.register_buffer('hidden', torch.zeros(3), persistent=False)
+        self.register_buffer('unset', None)
+        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2))
+        self.again = self.body[0]
+        self.add_module('empty', None)
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> dict:
+        return dict(seen=3)
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Other(nn.Linear):
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + 'mine'] = torch.ones(1)
+
+
+class Whole(nn.Linear):
+    def state_dict(self, *args: Any, destination: Any, prefix: str = '', **kwargs: Any) -> Any:
+        destination[prefix + 'whole'] = torch.ones(1)
+        return destination
+
+
+def hook(model: Mixed) -> None:
+    model.body[1].register_state_dict_post_hook(
+        lambda module, state, prefix, metadata: state.update({prefix + 'x': torch.ones(1)})
+    )
+
+
+def pre_hook(model: Mixed) -> None:
+    model.body[2].register_state_dict_pre_hook(lambda module, *_: module.bias.data.fill_(5))
+
+
+def method(model: Mixed) -> None:
+    model.body[0]._save_to_state_dict = lambda destination, prefix, keep_vars: None
+
+
+def add(kind: type) -> Callable:
+    return lambda model: model.body.append(kind(2, 2))
+
+
+def nothing(model: Mixed) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ('change', 'is_plain'),
+    [(nothing, True), (hook, False), (pre_hook, False), (method, False)]
+    + [(add(kind), False) for kind in (Extra, Other, Whole)],
+)
+def test_state_is_that_of_state_dict(change: Callable, is_plain: bool) -> None:
+    model = Mixed()
+    change(model)
+    expected = model.state_dict()
+    state, metadata = state_of(model)
+    assert (metadata is None) == (not is_plain)
+    if metadata is not None:
+        state._metadata = metadata()
+    assert same(state, expected)
+    assert same(state._metadata, expected._metadata)
+    for name, tensor in state.items():
+        if isinstance(tensor, torch.Tensor):
+            assert not tensor.requires_grad
+            if 'x' not in name and 'mine' not in name and 'whole' not in name:
+                assert tensor.data_ptr() == expected[name].data_ptr()
+
+
+def test_changes_of_the_model_are_seen() -> None:
+    """Nothing is cached between two calls."""
+    model = Mixed()
+    state_of(model)
+    model.seen = torch.full((3,), 2.0)  # replaced, not filled
+    model.body[0].weight = nn.Parameter(torch.zeros(5, 5))
+    model.body[2] = nn.LayerNorm(4)
+    model.late = nn.Parameter(torch.ones(1))
+    del model.again
+    hook_of_one = model.body.register_state_dict_post_hook(lambda *_: None)
+    assert state_of(model)[1] is None
+    hook_of_one.remove()
+    state, metadata = state_of(model)
+    assert metadata is not None
+    assert same(state, model.state_dict())
+    assert same(metadata(), model.state_dict()._metadata)

@@ -1,4 +1,4 @@
-"""Whether there is room, what a crash has left, and who saves as stock does."""
+"""Disk space, leftovers of a crash, and trainings that are saved as stock saves them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from mmengine.runner import Runner
 
 from mmtempo.checkpoint import directory as folder
 from mmtempo.checkpoint.io.writer_process import temporary_of
+from mmtempo.utils import units
 from tests.testing import saving
 
 Usage = namedtuple('Usage', 'total used free')
 
 
 def built(work: Path, **options: Any) -> Runner:
-    """A runner about to train, and its checkpoint hook."""
+    """Return a runner that is about to train."""
     cfg = saving.saving(work, **options)
     runner = Runner.from_cfg(cfg)
     runner._train_loop = runner.build_train_loop(runner._train_loop)
@@ -48,7 +49,7 @@ def log_of(runner: Runner) -> str:
         ({'max_keep_ckpts': -1, 'interval': -1}, 1 + 1),  # the last one only
     ],
 )
-def test_room_for_the_retention_plus_one(
+def test_expected_disk_space_is_that_of_kept_files_plus_one(
     options: dict, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {f'default_hooks.checkpoint.{key}': value for key, value in options.items()}
@@ -62,11 +63,13 @@ def test_room_for_the_retention_plus_one(
     for free, is_enough in ((files * size, True), (files * size - 1, False)):
         monkeypatch.setattr(shutil, 'disk_usage', lambda path, free=free: Usage(free, 0, free))
         folder.prepare(runner, hook)
-        found = f'{tmp_path}/out: {files} checkpoints of about' in log_of(runner)
-        assert found is not is_enough
+        warns = f'{tmp_path}/out: {files} checkpoints of about {units.size(size)} exceed' in (
+            log_of(runner)
+        )
+        assert warns is not is_enough
 
 
-def test_files_that_are_there_need_no_more_room(tmp_path: Path) -> None:
+def test_existing_files_need_no_further_disk_space(tmp_path: Path) -> None:
     runner = built(tmp_path / 'work')
     hook = hook_of(runner)
     hook.out_dir = runner.work_dir
@@ -75,7 +78,7 @@ def test_files_that_are_there_need_no_more_room(tmp_path: Path) -> None:
         (tmp_path / f'work/iter_{number}.pth').touch()
 
 
-def test_what_a_crash_has_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     runner = built(tmp_path / 'work')
     hook = hook_of(runner)
     hook.out_dir = str(tmp_path / 'out')
@@ -92,7 +95,7 @@ def test_what_a_crash_has_left_is_removed(tmp_path: Path) -> None:
     assert not [name for name in left if Path(name).exists()]
     assert all(Path(name).exists() for name in others)
     for name in left:
-        assert f'what an interrupted save had left: {Path(name).name}' in log_of(runner)
+        assert f'removed leftovers of an interrupted save: {Path(name).name}' in log_of(runner)
 
 
 def trained(work: Path, length: int, resume: bool = False, **options: Any) -> str:
@@ -103,29 +106,29 @@ def trained(work: Path, length: int, resume: bool = False, **options: Any) -> st
     return log_of(runner)
 
 
-def test_what_retention_had_chosen_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_files_that_retention_had_selected_are_removed(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     trained(work, 3)
     for name in ('iter_3.pth', 'iter_3_mine.pth', 'iter_03.pth'):
         shutil.copy(work / 'iter_3.pth', tmp_path / name)
     trained(work, 9, resume=True)
     assert saving.steps(work) == [6, 9]
-    # As after a kill between marker and removal; next to copies, and files of other origin.
+    # As after a kill between marker and removal, with copies and files of other origin.
     for path in tmp_path.glob('*.pth'):
         shutil.copy(path, work)
-    shutil.copy(work / 'iter_9.pth', work / 'iter_1.pth')  # retention has not chosen it
+    shutil.copy(work / 'iter_9.pth', work / 'iter_1.pth')  # retention has not selected it
     torch.save({}, work / 'iter_2.pth')
     shutil.copy(tmp_path / 'iter_3.pth', work / 'iter_30.pth')  # newer than all that are kept
     before = set(saving.files(work))
     log = trained(work, 10, resume=True)
-    assert f'Removed {work}/iter_3.pth, which an interrupted save had left above' in log
-    # The new one, and what it replaces.
+    assert f'{work}/iter_3.pth: removed, since an interrupted save left more than' in log
+    # The new file, and the one that it replaces.
     assert set(saving.files(work)) == before - {'iter_3.pth', 'iter_6.pth'} | {'iter_10.pth'}
 
 
-def test_checkpoints_of_an_earlier_training_are_named(tmp_path: Path) -> None:
+def test_warning_names_checkpoints_of_an_earlier_training(tmp_path: Path) -> None:
     work = tmp_path / 'work'
-    says = '3 checkpoint(s) of an earlier training (iter_3.pth, iter_6.pth, iter_9.pth) are there'
+    says = 'found 3 checkpoints of an earlier training (iter_3.pth, iter_6.pth, iter_9.pth); this'
     keep_all = {'default_hooks.checkpoint.max_keep_ckpts': -1}
     assert 'of an earlier training' not in trained(work, 9, **keep_all)
     assert 'of an earlier training' not in trained(work, 9, resume=True, **keep_all)
@@ -136,7 +139,7 @@ def test_checkpoints_of_an_earlier_training_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ('out_dir', 'expected'), [(None, '{work}'), ('{work}', '{work}'), ('{out}', '{out}/work')]
 )
-def test_folders_are_those_of_stock(out_dir: Any, expected: str, tmp_path: Path) -> None:
+def test_folder_is_that_of_stock(out_dir: Any, expected: str, tmp_path: Path) -> None:
     places = dict(work=tmp_path / 'work', out=tmp_path / 'out')
     out_dir = out_dir and out_dir.format(**places)
     options = {'default_hooks.checkpoint.out_dir': out_dir, 'train_cfg.max_iters': 3}
@@ -149,8 +152,8 @@ def test_folders_are_those_of_stock(out_dir: Any, expected: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize('template', ['latest.pth', '{}/model.pth', 'sub/latest.pth'])
-def test_names_without_a_number_are_not_read(template: str, tmp_path: Path) -> None:
-    """As stock allows them: one file that each save replaces, or a folder for each."""
+def test_templates_without_a_number_match_no_file(template: str, tmp_path: Path) -> None:
+    """Stock allows one file that each save replaces, or a folder for each save."""
     options = {'default_hooks.checkpoint.filename_tmpl': template}
     runner = built(tmp_path / 'work', **options)
     hook = hook_of(runner)
@@ -168,8 +171,8 @@ def test_names_without_a_number_are_not_read(template: str, tmp_path: Path) -> N
         ('at/{}.pth', ['at/3.pth', 'at/6.pth']),
     ],
 )
-def test_files_are_named_as_by_stock(template: str, names: list, tmp_path: Path) -> None:
-    """One file that each save replaces, or folders below that of the checkpoints."""
+def test_files_have_the_names_of_stock(template: str, names: list, tmp_path: Path) -> None:
+    """Save one file that each save replaces, or files in subfolders."""
     for kind in ('CheckpointHook', 'AsyncCheckpointHook'):
         work = tmp_path / kind / 'work'
         options = dict(type=kind, filename_tmpl=template, max_keep_ckpts=-1, save_best=None)
@@ -181,7 +184,7 @@ def test_files_are_named_as_by_stock(template: str, names: list, tmp_path: Path)
         assert not (work / '{}').exists()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_fails_at_the_start(tmp_path: Path) -> None:
     (tmp_path / 'out').write_text('no folder')
     cfg = saving.saving(
         tmp_path / 'work', **{'default_hooks.checkpoint.out_dir': str(tmp_path / 'out')}
@@ -191,19 +194,18 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -
 
 
 class OwnRunner(Runner):
-    """Saves in its own way."""
+    """Runner with another `save_checkpoint`."""
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super().save_checkpoint(*args, **kwargs)
 
 
-def test_others_are_saved_as_stock_does(tmp_path: Path) -> None:
+def test_other_runners_are_saved_as_stock_does(tmp_path: Path) -> None:
     cfg: Config = saving.saving(tmp_path / 'work', **{'train_cfg.max_iters': 6})
     runner = OwnRunner.from_cfg(cfg)
     runner.train()
-    assert 'OwnRunner saves in a way of its own; checkpoints are saved as CheckpointHook does' in (
-        log_of(runner)
-    )
+    reason = 'OwnRunner does not save with Runner.save_checkpoint'
+    assert f'{reason}; checkpoints are saved as CheckpointHook does' in log_of(runner)
     assert saving.marked(tmp_path / 'work').name == 'iter_6.pth'
 
 
@@ -211,15 +213,15 @@ class Sharded(torch.nn.Module):
     pass
 
 
-def test_why_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_to_save_as_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = built(tmp_path / 'work')
     backend = LocalBackend()
     assert folder.why_stock(runner, backend) is None
-    assert folder.why_stock(runner, object()) == 'the folder is reached through object'
+    assert folder.why_stock(runner, object()) == ('the folder is not local (file backend object)')
     optimizer = runner.optim_wrapper.optimizer
     runner.optim_wrapper.optimizer = SimpleNamespace()
-    assert 'does not say when it changes the parameters' in str(folder.why_stock(runner, backend))
+    assert folder.why_stock(runner, backend) == ('SimpleNamespace has no register_step_pre_hook')
     runner.optim_wrapper.optimizer = optimizer
     runner.model = Sharded()
     monkeypatch.setattr(folder, 'is_model_wrapper', lambda model: True)
-    assert folder.why_stock(runner, backend) == 'Sharded may hold no more than a part of the model'
+    assert folder.why_stock(runner, backend) == 'Sharded may hold only a part of the model'

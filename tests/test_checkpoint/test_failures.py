@@ -1,4 +1,4 @@
-"""What goes wrong with disks, folders and the writing process, and what becomes of the training."""
+"""Failures of disks, folders and the writer process, and their effects on the training."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from tests.testing.saving import (
 from tests.testing.toy import ToyDataset
 
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-ENOUGH = 'Enough has been seen.'
+MARK = 'END OF LISTING'
 
 
 @HOOKS.register_module()
 class MeddlingHook(Hook):
-    """Does something to the disk just before the checkpoint of an iteration.
+    """Hook that manipulates the disk just before the checkpoint of an iteration.
 
     Args:
-        acts: Iterations, and what is done there: a method, and its arguments.
+        acts: Method and its arguments, by the number of the iteration.
     """
 
     priority = 'LOW'
@@ -53,14 +53,14 @@ class MeddlingHook(Hook):
         act = self.acts.get(runner.iter + 1)
         if act is None:
             return
-        for hook in runner.hooks:  # what is on its way is not meant
+        for hook in runner.hooks:  # leave an earlier save alone
             if type(hook).__name__ == 'AsyncCheckpointHook':
                 hook._saving._writer.wait()
         name, *words = act
         getattr(self, name)(*words)
 
     def limit(self) -> None:
-        """The disk is full, for the writing process."""
+        """Limit the size of files that the writer process can write."""
         self._set_limit((1000, resource.RLIM_INFINITY))
 
     def unlimit(self) -> None:
@@ -102,7 +102,7 @@ class MeddlingHook(Hook):
 
 
 def meddling(acts: dict, **options: Any) -> dict:
-    """A folder of its own for checkpoints; no evaluation, but for the last one."""
+    """Return options of a training with these acts, which evaluates at its end only."""
     hooks = [dict(type='EMAHook'), dict(type='Tell'), dict(type='MeddlingHook', acts=acts)]
     return {'custom_hooks': hooks, 'train_cfg.val_interval': 1000} | options
 
@@ -124,8 +124,8 @@ def attributes_can_be_set(folder: Path) -> bool:
     return all(one.returncode == 0 for one in done)
 
 
-def assert_went_on(text: str, folder: Path, undisturbed: Path, reason: str) -> None:
-    """One save failed, with one line; the one before stayed, the one after succeeded."""
+def assert_one_save_failed(text: str, folder: Path, undisturbed: Path, reason: str) -> None:
+    """Assert that one save failed with one line, between two saves that succeeded."""
     failures = [line for line in text.splitlines() if ' failed: ' in line]
     assert len(failures) == 1, text
     assert ' - ERROR - ' in failures[0]
@@ -143,15 +143,15 @@ def assert_ended_with(says: str, text: str) -> None:
     assert says in line
 
 
-def test_a_limit_on_the_size_of_files(undisturbed: Path, tmp_path: Path) -> None:
+def test_file_size_limit_fails_one_save(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = meddling({5: ['limit'], 8: ['unlimit']})
     text = forks.run(train, tmp_path / 'log', work=str(work), **options)
-    assert_went_on(text, work, undisturbed, 'File too large')
+    assert_one_save_failed(text, work, undisturbed, 'File too large')
 
 
-def test_what_is_there_after_a_failure(tmp_path: Path) -> None:
-    """Until the next save succeeds, the last good file is the newest, and the marker's."""
+def test_last_good_file_is_kept_after_a_failure(tmp_path: Path) -> None:
+    """Until a save succeeds, the marker names the last good file, which is the newest."""
     work = tmp_path / 'work'
     options = meddling({5: ['limit'], 8: ['kill_writer']}, **{'train_cfg.max_iters': 10})
     options['default_hooks.checkpoint.save_last'] = False
@@ -165,20 +165,21 @@ def test_what_is_there_after_a_failure(tmp_path: Path) -> None:
     assert temporaries(work) == []
 
 
-def test_a_full_disk(undisturbed: Path, small_disk: Path, tmp_path: Path) -> None:
+def test_full_disk_fails_one_save(undisturbed: Path, small_disk: Path, tmp_path: Path) -> None:
     out = small_disk / 'work'
     options = meddling({5: ['fill', f'{small_disk}/all'], 8: ['remove', f'{small_disk}/all']})
     options['default_hooks.checkpoint.out_dir'] = str(small_disk)
     text = forks.run(train, tmp_path / 'log', work=str(tmp_path / 'work'), **options)
-    assert_went_on(text, out, undisturbed, 'No space left on device')
-    assert not [line for line in text.splitlines() if 'do not fit' in line]
+    assert_one_save_failed(text, out, undisturbed, 'No space left on device')
+    assert not [line for line in text.splitlines() if 'exceed the free disk space' in line]
 
 
-def test_a_disk_that_is_too_small_from_the_start(small_disk: Path, tmp_path: Path) -> None:
+def test_too_small_disk_fails_each_save(small_disk: Path, tmp_path: Path) -> None:
     (small_disk / 'all').write_bytes(bytes(399 << 10))
     options = meddling({}, **{'default_hooks.checkpoint.out_dir': str(small_disk)})
     text = forks.run(through_tool, tmp_path / 'log', 1, work=str(tmp_path / 'work'), **options)
-    assert f'{small_disk}/work: 4 checkpoints of about 0 MB do not fit' in text
+    shortage = '4 checkpoints of about 848 B exceed the free disk space by 3.31 KiB'
+    assert f'{small_disk}/work: {shortage}' in text
     for iteration in range(3, 25, 3):
         assert text.count(f'saving iter_{iteration}.pth failed: ') == 1
     assert_ended_with('saving best_score_iter_24.pth failed: ', text)
@@ -187,21 +188,21 @@ def test_a_disk_that_is_too_small_from_the_start(small_disk: Path, tmp_path: Pat
     assert list((small_disk / 'work').iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_to(undisturbed: Path, tmp_path: Path) -> None:
+def test_read_only_folder_fails_one_save(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / 'out/work'
     if not attributes_can_be_set(tmp_path):
         pytest.skip('attributes of files cannot be set here')
     options = meddling({5: ['run', 'chattr', '+i', str(out)], 8: ['run', 'chattr', '-i', str(out)]})
     options['default_hooks.checkpoint.out_dir'] = str(tmp_path / 'out')
     text = forks.run(train, tmp_path / 'log', work=str(tmp_path / 'work'), **options)
-    assert_went_on(text, out, undisturbed, 'Operation not permitted')
+    assert_one_save_failed(text, out, undisturbed, 'Operation not permitted')
 
 
 @pytest.mark.parametrize(
     ('away', 'back', 'reason'),
     [('rename', 'rename', 'No such file'), ('put_file', 'put_back', 'Not a directory')],
 )
-def test_a_folder_that_goes_and_comes(
+def test_folder_that_is_missing_for_a_while_fails_one_save(
     away: str, back: str, reason: str, undisturbed: Path, tmp_path: Path
 ) -> None:
     out, other = str(tmp_path / 'out'), str(tmp_path / 'other')
@@ -209,10 +210,10 @@ def test_a_folder_that_goes_and_comes(
     options = meddling({5: [away, out, other], 8: [back, *places]})
     options['default_hooks.checkpoint.out_dir'] = out
     text = forks.run(train, tmp_path / 'log', work=str(tmp_path / 'work'), **options)
-    assert_went_on(text, tmp_path / 'out/work', undisturbed, reason)
+    assert_one_save_failed(text, tmp_path / 'out/work', undisturbed, reason)
 
 
-def test_the_last_save_fails_the_run(tmp_path: Path) -> None:
+def test_failure_of_the_last_save_fails_the_run(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = meddling({22: ['limit']})
     text = forks.run(through_tool, tmp_path / 'log', 1, work=str(work), **options)
@@ -223,7 +224,7 @@ def test_the_last_save_fails_the_run(tmp_path: Path) -> None:
     assert temporaries(work) == []
 
 
-def test_who_prefers_an_error(tmp_path: Path) -> None:
+def test_on_error_raise_ends_the_run(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = meddling({5: ['limit']}, **{'default_hooks.checkpoint.on_error': 'raise'})
     text = forks.run(through_tool, tmp_path / 'log', 1, work=str(work), **options)
@@ -232,8 +233,8 @@ def test_who_prefers_an_error(tmp_path: Path) -> None:
     assert steps(work) == [3]
 
 
-def test_a_best_that_is_not_saved_is_not_known(tmp_path: Path) -> None:
-    """Books and hub are as before: the next good one is saved, and the old one removed."""
+def test_failed_best_save_restores_the_score(tmp_path: Path) -> None:
+    """Hook and hub are as before, so the next best file is saved and replaces the old one."""
     work = tmp_path / 'work'
     options = meddling({17: ['limit'], 20: ['unlimit']}, **{'train_cfg.val_interval': 6})
     text = forks.run(train, tmp_path / 'log', work=str(work), **options)
@@ -244,10 +245,10 @@ def test_a_best_that_is_not_saved_is_not_known(tmp_path: Path) -> None:
     assert files(work) == ['best_score_iter_31.pth', 'iter_30.pth', 'iter_31.pth']
 
 
-def test_a_writer_that_is_killed_while_it_waits(undisturbed: Path, tmp_path: Path) -> None:
+def test_writer_killed_while_idle(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     text = forks.run(train, tmp_path / 'log', work=str(work), **meddling({5: ['kill_writer']}))
-    assert text.count('had died, and was started again') == 1
+    assert text.count('had ended and was started again') == 1
     assert ' failed: ' not in text
     assert steps(work) == [21, 24]
     assert_same(marked(work), undisturbed)
@@ -259,15 +260,13 @@ def train_and_kill(work: str, killed: list, delay: float = 0.0, **options: Any) 
 
 
 @pytest.mark.parametrize('step', [2, 5])
-def test_a_writer_that_is_killed_while_it_writes(
-    step: int, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_writer_killed_during_a_save(step: int, undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     text = forks.run(
         train_and_kill, tmp_path / 'log', work=str(work), killed=[step, 60], **meddling({})
     )
-    assert text.count('ended with exit code -9: the training process took over this save') == 2
-    assert text.count('had died, and was started again') == 2
+    assert text.count('ended with exit code -9; the training wrote this save itself') == 2
+    assert text.count('had ended and was started again') == 2
     assert ' failed: ' not in text
     assert steps(work) == [21, 24]
     assert temporaries(work) == []
@@ -276,34 +275,34 @@ def test_a_writer_that_is_killed_while_it_writes(
 
 def test_writer_killed_during_each_of_two_saves(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
-    # The first save takes eight steps; the training process takes none that are counted.
+    # The first save has eight steps; those of the training process are not counted.
     text = forks.run(
         train_and_kill, tmp_path / 'log', work=str(work), killed=[10, 12], **meddling({})
     )
     for name in ('iter_6.pth', 'iter_9.pth'):
         (line,) = [line for line in text.splitlines() if f' Saved {name}' in line]
         before = text[: text.index(line)].splitlines()[-1]
-        assert 'ended with exit code -9: the training process took over this save' in before
+        assert 'ended with exit code -9; the training wrote this save itself' in before
     assert ' failed: ' not in text
     assert steps(work) == [21, 24]
     assert temporaries(work) == []
     assert_same(marked(work), undisturbed)
 
 
-def test_writer_killed_where_the_training_cannot_write(undisturbed: Path, tmp_path: Path) -> None:
+def test_writer_killed_while_the_training_cannot_write(undisturbed: Path, tmp_path: Path) -> None:
     out, other = str(tmp_path / 'out'), str(tmp_path / 'other')
     options = meddling({5: ['rename', out, other], 8: ['rename', other, out]})
     options['default_hooks.checkpoint.out_dir'] = out
     text = forks.run(
         train_and_kill, tmp_path / 'log', work=str(tmp_path / 'work'), killed=[9], **options
     )
-    assert_went_on(text, tmp_path / 'out/work', undisturbed, 'No such file')
+    assert_one_save_failed(text, tmp_path / 'out/work', undisturbed, 'No such file')
     assert text.count('ended with exit code -9') == 1
 
 
 @DATASETS.register_module()
 class LeavingDataset(ToyDataset):
-    """Ends the training while it loads the seventh iteration, when the sixth is being saved.
+    """Dataset that ends the training while it loads iteration 7, when iteration 6 is being saved.
 
     Args:
         how: 'error' or 'exit'.
@@ -319,7 +318,7 @@ class LeavingDataset(ToyDataset):
         self.calls += 1
         if self.calls == 13:
             print(json.dumps(os.listdir(os.environ['WRITER_STEPS'].removesuffix('.steps'))))
-            print(ENOUGH, flush=True)
+            print(MARK, flush=True)
             if self.how == 'exit':
                 sys.exit(3)
             raise OSError('no such sample')
@@ -338,17 +337,19 @@ def leave(work: str, how: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(('how', 'code'), [('error', 1), ('exit', 3), ('caught', 0)])
-def test_what_is_on_its_way_becomes_durable(how: str, code: int, tmp_path: Path) -> None:
+def test_save_in_progress_is_finished_when_the_training_fails(
+    how: str, code: int, tmp_path: Path
+) -> None:
     work = tmp_path / 'work'
     text = forks.run(leave, tmp_path / 'log', code, work=str(work), how=how, **meddling({}))
-    then = json.loads(text[: text.index(ENOUGH)].strip().splitlines()[-1])
+    then = json.loads(text[: text.index(MARK)].strip().splitlines()[-1])
     assert 'iter_6.pth' not in then
     assert marked(work).name == 'iter_6.pth'
     assert temporaries(work) == []
 
 
 @pytest.mark.slow
-def test_the_end_of_an_interpreter(tmp_path: Path) -> None:
+def test_save_in_progress_is_finished_at_interpreter_exit(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     code = (
         'from tests.test_checkpoint.test_failures import leave, meddling\n'

@@ -1,4 +1,4 @@
-"""A copy that comes at the last moment still holds what was there when the save was asked for."""
+"""Late copies contain the values at the time of the save, also if they are made at the fence."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ pytestmark = pytest.mark.usefixtures('quick_text')
 
 @LOOPS.register_module()
 class BareValLoop(ValLoop):
-    """Calls `before_val_epoch` and `after_val_epoch` alone."""
+    """Evaluation loop that calls no hooks except `before_val_epoch` and `after_val_epoch`."""
 
     @torch.no_grad()
     def run(self) -> dict:
         self.runner.call_hook('before_val_epoch')
         if hasattr(hook_of(self.runner), '_saving'):
-            hook_of(self.runner)._saving.fence()  # what is copied only now is too late
+            hook_of(self.runner)._saving.fence()  # a copy made after this is too late
         self.runner.model.eval()
         for batch in self.dataloader:
             outputs = self.runner.model.val_step(batch)
@@ -59,7 +59,7 @@ def adamw(cfg: Config) -> None:
 
 def averages(**options: Any) -> Callable:
     def change(cfg: Config) -> None:
-        # The step is left out where the averages are updated right after a save.
+        # The step is skipped in the iterations where averages are updated right after a save.
         cfg.optim_wrapper.update(accumulative_counts=3)
         cfg.custom_hooks = [dict(type='EMAHook', momentum=0.3, **options)]
 
@@ -97,13 +97,15 @@ def momentum_encoder(cfg: Config) -> None:
     ],
     ids=lambda one: getattr(one, '__name__', str(one)),
 )
-def test_old_values_are_saved(change: Callable, options: dict, tmp_path: Path, late: list) -> None:
+def test_saved_values_are_those_at_the_save(
+    change: Callable, options: dict, tmp_path: Path, late: list
+) -> None:
     roots = (tmp_path / 'stock', tmp_path / 'ours')
     for kind, root in zip(KINDS, roots):
         runner = run(kind, root, change, **dict(dict(interval=2, save_best='acc'), **options))
     assert_same_files(*roots)
     assert len(late) >= 3
-    assert min(late) >= 6  # it has been seen that copies were late
+    assert min(late) >= 6  # so late copies were made
     assert 'ERROR' not in logged_lines(runner)
 
 
@@ -125,25 +127,25 @@ def test_old_values_are_saved(change: Callable, options: dict, tmp_path: Path, l
         ('after_val_epoch', False, 'LOWEST'),
     ],
 )
-def test_hooks_of_users_may_change_weights(
+def test_hooks_of_users_may_change_weights_after_a_save(
     stage: str, by_epoch: bool, priority: str, tmp_path: Path, late: list
 ) -> None:
     def change(cfg: Config) -> None:
         cfg.custom_hooks = [dict(type=meddler(stage), priority=priority), dict(type='EMAHook')]
-        if 'val' not in stage:  # which has fences of its own
+        if 'val' not in stage:  # an evaluation has fences itself
             cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
 
     roots = (tmp_path / 'stock', tmp_path / 'ours')
     for kind, root in zip(KINDS, roots):
         runner = run(kind, root, change, interval=1, save_best='acc', by_epoch=by_epoch)
     assert_same_files(*roots)
-    is_behind = priority == 'LOWEST'
-    assert ('right after they are saved' in logged_lines(runner)) == is_behind
+    is_after = priority == 'LOWEST'
+    assert ('right after they are saved' in logged_lines(runner)) == is_after
     assert ('before the forward pass' in logged_lines(runner)) == (stage == 'before_train_iter')
-    assert set(late) == {0} if is_behind else min(late) > 0
+    assert set(late) == {0} if is_after else min(late) > 0
 
 
-def test_averages_that_are_updated_after_the_save(tmp_path: Path, late: list) -> None:
+def test_averages_updated_after_the_save_are_not_in_it(tmp_path: Path, late: list) -> None:
     roots = (tmp_path / 'stock', tmp_path / 'ours')
     for kind, root in zip(KINDS, roots):
         run(kind, root, averages(priority='LOWEST'), interval=2, save_best='acc')
@@ -151,8 +153,8 @@ def test_averages_that_are_updated_after_the_save(tmp_path: Path, late: list) ->
     assert set(late) == {0}
 
 
-def test_an_evaluation_that_calls_no_hooks_before_it(tmp_path: Path, late: list) -> None:
-    """A loop of somebody's own may do without `before_val`; averages are swapped all the same."""
+def test_evaluation_that_calls_no_hooks_before_it(tmp_path: Path, late: list) -> None:
+    """A loop of a user may not call `before_val`, but averages are swapped in all the same."""
 
     def change(cfg: Config) -> None:
         averages()(cfg)
@@ -165,10 +167,10 @@ def test_an_evaluation_that_calls_no_hooks_before_it(tmp_path: Path, late: list)
     assert min(late) > 0
 
 
-def test_the_forward_pass_does_not_wait_for_the_copy(
+def test_forward_pass_does_not_wait_for_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other way round: the copy comes after the forward pass that follows the save."""
+    """Delay the copy until after the forward pass that follows the save."""
     passed = threading.Event()
     take, finish, forward = Snapshot.take, Snapshot.finish, ToyModel.forward
     waited = []
@@ -177,7 +179,7 @@ def test_the_forward_pass_does_not_wait_for_the_copy(
         passed.clear()
         return take(self, *args, **kwargs)
 
-    def finish_after_it(self: Snapshot) -> None:
+    def finish_late(self: Snapshot) -> None:
         waited.append(passed.wait(TOO_LONG))
         finish(self)
 
@@ -187,7 +189,7 @@ def test_the_forward_pass_does_not_wait_for_the_copy(
         return result
 
     monkeypatch.setattr(Snapshot, 'take', noted_take)
-    monkeypatch.setattr(Snapshot, 'finish', finish_after_it)
+    monkeypatch.setattr(Snapshot, 'finish', finish_late)
     monkeypatch.setattr(ToyModel, 'forward', noted_forward)
 
     def rarely_evaluated(cfg: Config) -> None:

@@ -1,4 +1,4 @@
-"""What is judged, what is exempt, and that nothing waits before it is read."""
+"""Tensors that are checked or exempt, and flags that are read without an early wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAN, INF = float('nan'), float('inf')
 
 
 class Model(torch.nn.Module):
-    """A tensor of each kind; `odd` ones are not finite on purpose."""
+    """Module with a tensor of each kind; those named `odd` are not finite on purpose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
         ('odd_buffer', INF, False),
     ],
 )
-def test_judged_on_device_and_as_copies(name: str, value: float, is_bad: bool) -> None:
+def test_tensor_is_checked_on_device_and_as_copy(name: str, value: float, is_bad: bool) -> None:
     model = Model()
     judged = JudgedWeights(model)
     assert judged.look(model).bad() == []
@@ -57,7 +57,7 @@ def test_judged_on_device_and_as_copies(name: str, value: float, is_bad: bool) -
 
 
 def test_mask_that_was_infinite_at_the_start_may_become_nan() -> None:
-    """`EMAHook(update_buffers=True)` averages -inf with -inf."""
+    """`EMAHook(update_buffers=True)` averages -inf and -inf."""
     model = torch.nn.Linear(2, 2)
     model.register_buffer('mask', torch.tensor([0.0, float('-inf')]))
     judged = JudgedWeights(model)
@@ -67,7 +67,7 @@ def test_mask_that_was_infinite_at_the_start_may_become_nan() -> None:
     assert 'weight' in judged.rules(model)
 
 
-def test_parameter_is_judged_once_it_is_trained() -> None:
+def test_parameter_is_checked_once_it_is_trained() -> None:
     model = Model()
     judged = JudgedWeights(model)
     model.frozen.requires_grad_(True)
@@ -75,7 +75,7 @@ def test_parameter_is_judged_once_it_is_trained() -> None:
     assert judged.look(model).bad() == ['frozen']
 
 
-def test_lazy_parameters_are_judged_once_they_exist() -> None:
+def test_lazy_parameter_is_checked_once_it_exists() -> None:
     model = torch.nn.LazyLinear(2)
     judged = JudgedWeights(model)
     model(torch.ones(1, 3))
@@ -86,7 +86,7 @@ def test_lazy_parameters_are_judged_once_they_exist() -> None:
 @pytest.mark.parametrize(
     'dtype', [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
 )
-def test_other_types(dtype: torch.dtype) -> None:
+def test_other_dtypes_are_checked(dtype: torch.dtype) -> None:
     copies = dict(good=torch.ones(3).to(dtype), bad=torch.tensor([1.0, NAN]).to(dtype))
     assert bad_copies(copies.items(), dict(good=False, bad=False)) == ['bad']
 
@@ -98,7 +98,7 @@ def test_overflow_of_the_sum_is_not_bad() -> None:
     assert bad_copies(copies.items(), dict(large=False, mask=True, weight=False)) == ['weight']
 
 
-def test_values_without_host_memory_are_passed_over() -> None:
+def test_values_without_host_memory_are_ignored() -> None:
     copies: dict[str, Any] = dict(
         text='x',
         whole=torch.ones(2, dtype=torch.int64),
@@ -110,10 +110,10 @@ def test_values_without_host_memory_are_passed_over() -> None:
 
 
 def test_look_waits_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    reads: list[str] = []
 
     class Copy:
-        """Not arrived, and notes that it is read."""
+        """Copy that has not arrived, and records when it is read."""
 
         arrived = False
 
@@ -121,7 +121,7 @@ def test_look_waits_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
             self._flags = flags
 
         def values(self) -> list:
-            asked.append('read')
+            reads.append('read')
             return self._flags.tolist()
 
     model = Model()
@@ -131,12 +131,12 @@ def test_look_waits_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     look = judged.look(model)
     model.spoil('mean', 1.0)
     assert not look.arrived
-    assert asked == []
+    assert reads == []
     assert look.bad() == ['mean']
-    assert asked == ['read']
+    assert reads == ['read']
 
 
-def test_no_weights() -> None:
+def test_model_without_weights_is_finite() -> None:
     model = torch.nn.ReLU()
     look = JudgedWeights(model).look(model)
     assert look.arrived

@@ -1,4 +1,4 @@
-"""mm-style checkpoints load in torch's safe mode, and nothing in them runs."""
+"""mm-style checkpoints load in torch's safe mode, and no code in them runs."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import HistoryBuffer, MessageHub
-from mmengine.optim.scheduler import OneCycleLR
-from mmengine.registry import DATASETS, PARAM_SCHEDULERS
-from mmengine.runner import CheckpointLoader, Runner
+from mmengine.registry import DATASETS
+from mmengine.runner import Runner
 
 import mmtempo  # noqa: F401 - registers the safe loader
 from mmtempo.checkpoint.loading import UnreadableCheckpointError, why_refused
-from mmtempo.checkpoint.safe_types import NUMBERS, StandIn, resolve
-from tests.test_tools.test_train import run, tiny
 from tests.testing import pickles
 from tests.testing.checkpoints import KINDS, logged_lines, run_config
 from tests.testing.checkpoints import load as load_freely
 from tests.testing.common import MINI
-from tests.testing.pickles import Call, Global, array, dtype
+from tests.testing.loading import assert_like, follows_pointer, load, register_statistics
+from tests.testing.tool_commands import run, tiny
 from tests.testing.toy import ToyDataset
 
 
@@ -40,25 +36,13 @@ def test_message_hub_survives_safe_loading(tmp_path: Path) -> None:
     hub.update_info('numpy', np.float64(3.0))
     path = tmp_path / 'hub.pth'
     torch.save(dict(message_hub=hub.state_dict()), path)
-    for _ in range(2):  # loading once must not spoil the second time
+    for _ in range(2):  # loading must not change global state
         loaded = load(path)['message_hub']
     history = loaded['log_scalars']['train/loss']
     assert isinstance(history, HistoryBuffer)
     assert history.mean() == pytest.approx(7 / 3)
     assert history.statistics('max') == 4.0
     assert loaded['runtime_info']['numpy'] == 3.0
-
-
-def load(path: Path) -> dict:
-    """As the Runner loads what `--resume` and `load_from` name."""
-    return CheckpointLoader.load_checkpoint(str(path), map_location='cpu')
-
-
-class _ReadsAnything:
-    """Pickles as `getattr(HistoryBuffer, '__init__')`, a first step to reach anything."""
-
-    def __reduce__(self) -> tuple:
-        return getattr, (HistoryBuffer, '__init__')
 
 
 class _RunsCommand:
@@ -69,13 +53,6 @@ class _RunsCommand:
         return os.system, (self.command,)
 
 
-def test_getattr_reads_nothing_but_statistics(tmp_path: Path) -> None:
-    path = tmp_path / 'hostile.pth'
-    torch.save(dict(x=_ReadsAnything()), path)
-    with pytest.raises(ValueError, match=r"cannot be read safely(.|\n)*attribute '__init__'"):
-        load(path)
-
-
 def test_hostile_checkpoint_runs_nothing(tmp_path: Path) -> None:
     path, trace = tmp_path / 'hostile.pth', tmp_path / 'trace'
     torch.save(dict(x=_RunsCommand(f'touch {trace}')), path)
@@ -84,7 +61,9 @@ def test_hostile_checkpoint_runs_nothing(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_trusted_file_is_read_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_loads_a_trusted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, trace = tmp_path / 'trusted.pth', tmp_path / 'trace'
     torch.save(dict(x=_RunsCommand(f'touch {trace}')), path)
     monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
@@ -98,18 +77,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / 'gone.pth')
 
 
-OBJECTS = Call(pickles.DTYPE, ('O8', False, True))
-# Its elements are subarrays of one object each: 8 bytes of the file are taken for a pointer.
-POINTER = dtype('f8', (3, '|', (OBJECTS, (1,)), None, None, 8, 8, 0))
-
-
-def follows_pointer() -> Call:
-    """Describe a history whose values are objects at addresses of the file's choice."""
-    objects = Call(pickles.NDARRAY, ((2,), POINTER, b'\x41' * 16))
-    return Call(pickles.HISTORY, (objects, array(b'\0' * 16, (2,))))
-
-
-def test_pointer_in_a_file_is_not_followed(tmp_path: Path) -> None:
+def test_pointer_in_a_file_is_not_dereferenced(tmp_path: Path) -> None:
     path = pickles.write(tmp_path / 'pointer.pth', dict(meta=follows_pointer()))
     code = 'import sys, mmtempo; from mmtempo.checkpoint.loading import load_from_local'
     code += '; load_from_local(sys.argv[1], "cpu")'
@@ -118,227 +86,16 @@ def test_pointer_in_a_file_is_not_followed(tmp_path: Path) -> None:
     assert f'checkpoint {path} cannot be read safely' in done.stderr
 
 
-def test_tool_says_in_one_line_what_it_refuses(bev_root: str, tmp_path: Path) -> None:
+def test_tool_reports_a_refused_file_in_one_line(bev_root: str, tmp_path: Path) -> None:
     path = pickles.write(tmp_path / 'pointer.pth', dict(meta=follows_pointer()))
     text = run('test.py', MINI, path, options=tiny(bev_root, tmp_path / 'work'), code=2)
     assert f'test.py: error: UnreadableCheckpointError: checkpoint {path} cannot be read' in text
     assert 'Traceback' not in text
 
 
-BAD_STATE = (3, '<', None, None, None, 8, 8, 0)
-
-
-@pytest.mark.parametrize(
-    ('content', 'said'),
-    [
-        (dtype('O8'), "dtype 'O8': expected a plain"),
-        (dtype('V8'), "dtype 'V8'"),
-        (dtype('M8'), "dtype 'M8'"),
-        (dtype('f16'), "dtype 'f16'"),
-        (dtype('U99999999'), "dtype 'U99999999'"),
-        (dtype('f8,f8'), "dtype 'f8,f8'"),
-        (dtype(7), "dtype 'int'"),
-        (dtype('f8', (3, '<', None, ('a',), None, -1, -1, 0)), 'not that of a plain type'),
-        (dtype('f8', (3, '<', None, None, {}, -1, -1, 0)), 'not that of a plain type'),
-        (dtype('f4', BAD_STATE), 'not that of a plain type'),
-        (dtype('f8', (3, '<')), 'malformed'),
-        (Call(pickles.DTYPE, (), (), new=True), 'dtype'),
-        (POINTER, 'not that of a plain type'),
-        (array(b'\0' * 8, (2,)), '8 bytes for shape'),
-        (array(b'\0' * 8, (-1,)), 'not that of plain numbers'),
-        (array(b'\0' * 8, (True,)), 'not that of plain numbers'),
-        (array(b'\0' * 8, (1,) * 40), 'not that of plain numbers'),
-        (array(b'', (0, 1 << 70)), 'cannot be read safely'),
-        (array(b'', (1 << 40, 1 << 40)), '0 bytes for shape'),
-        (array([1], (1,)), 'not that of plain numbers'),
-        (array([1], (1,), dtype('O8')), 'not that of plain numbers'),
-        (array(b'\2', (1,), dtype('b1')), 'neither 0 nor 1'),
-        (array(b'\xff' * 4, (1,), dtype('U1')), 'none of Unicode'),
-        (Call(pickles.NDARRAY, ((1,), OBJECTS)), 'argument'),
-        (Call(pickles.NDARRAY, (), new=True), 'malformed'),
-        (Call(pickles.RECONSTRUCT, (pickles.HISTORY, (0,), b'b')), 'does not start'),
-        (Call(pickles.RECONSTRUCT, (pickles.NDARRAY, (9,), b'b')), 'does not start'),
-        (Call(pickles.SCALAR, (dtype(), b'\0')), '1 bytes for shape'),
-        (Call(pickles.SCALAR, (OBJECTS, [1])), 'expected a plain type'),
-        (pickles.NDARRAY, 'a type stands where'),
-        (Call(pickles.HISTORY, (array(b'\0' * 8, (1,)), array(b'', (0,)))), '1 values, but 0'),
-        (Call(pickles.HISTORY, ([1.0], [1])), 'no numpy arrays'),
-        (Call(pickles.HISTORY, (), ({},), new=True), 'other keys'),
-        (Call(Global('mmengine.config.config', 'ConfigDict'), ([1],)), 'dict of its items'),
-        (Call(pickles.GETATTR, (pickles.NDARRAY, 'tofile')), "attribute 'tofile'"),
-        (Call(pickles.GETATTR, ('', 'format')), "attribute 'format' of str"),
-        # torch's own function that calls whatever it is given, allowed or not.
-        (
-            Call(
-                Global('torch._tensor', '_rebuild_from_type_v2'),
-                (Call(pickles.GETATTR, (pickles.HISTORY, 'min')), pickles.HISTORY, (), {}),
-            ),
-            'not callable',
-        ),
-    ],
-)
-def test_file_describes_something_else(content: Any, said: str, tmp_path: Path) -> None:
-    path = pickles.write(tmp_path / 'odd.pth', dict(x=content))
-    with pytest.raises(UnreadableCheckpointError) as error:
-        load(path)
-    assert said in str(error.value)
-    assert '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize('module', ['numpy.core.multiarray', 'numpy._core.multiarray'])
-def test_both_names_of_numpys_core(module: str, tmp_path: Path) -> None:
-    start = Call(Global(module, '_reconstruct'), (pickles.NDARRAY, (0,), b'b'))
-    value = np.array([[1.0, 2.0], [3.0, 4.0]])
-    content = start._replace(states=((1, (2, 2), dtype(), False, value.tobytes()),))
-    number = Call(Global(module, 'scalar'), (dtype(), value.tobytes()[8:16]))
-    loaded = load(pickles.write(tmp_path / 'a.pth', dict(array=content, number=number)))
-    assert np.array_equal(loaded['array'], value)
-    assert loaded['number'] == 2.0
-
-
-def plain_values() -> Iterator[Any]:
-    for code in (*sorted(NUMBERS), '>f8', '>i2', 'U3', '>U3', 'S3'):
-        values = np.arange(6).reshape(2, 3).astype(code)
-        yield from (values, np.asfortranarray(values), values[0, 1], values[:0], values[0, :1][0])
-        yield values.dtype
-    yield from (np.str_(''), np.str_('caf\u00e9'), np.bytes_(b''), np.array(3.0), np.array([]))
-    yield from (
-        slice(1),
-        slice(None, 2, -1),
-        torch.__version__,
-        b'',
-        {},
-        {1, 2},
-        (np.ones(2), [()]),
-    )
-
-
-def test_numpys_plain_types_are_as_stock_loads_them(tmp_path: Path) -> None:
-    values = list(plain_values())
-    torch.save(values, tmp_path / 'a.pth')
-    stock = torch.load(tmp_path / 'a.pth', weights_only=False)
-    for found, expected in zip(load(tmp_path / 'a.pth'), stock):
-        assert_like(found, expected)
-
-
-def assert_like(found: Any, expected: Any) -> None:
-    """Same types, values and layout."""
-    assert type(found) is type(expected)
-    if isinstance(expected, np.ndarray):
-        assert (found.dtype.str, found.shape) == (expected.dtype.str, expected.shape)
-        assert str(found.flags) == str(expected.flags)
-        assert expected.size == 0 or found.strides == expected.strides
-        assert found.tobytes() == expected.tobytes()
-    elif isinstance(expected, (tuple, list)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected):
-            assert_like(one, other)
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected)
-        for key, value in expected.items():
-            assert_like(found[key], value)
-    elif isinstance(expected, HistoryBuffer):
-        assert_like(vars(found), vars(expected))
-    elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
-    else:
-        assert found == expected
-
-
-def test_containers_and_shared_values_stay_what_they_are(tmp_path: Path) -> None:
-    shared = np.arange(3.0)
-    ordered = collections.OrderedDict(a=shared)
-    ordered._metadata = dict(version=shared)  # type: ignore[attr-defined]
-    given = dict(both=[shared, (shared, 1)], ordered=ordered, weight=torch.ones(2))
-    given['weight'].note = shared
-    torch.save(given, tmp_path / 'a.pth')
-    loaded = load(tmp_path / 'a.pth')
-    found = loaded['both'][0]
-    assert type(found) is np.ndarray
-    assert loaded['both'][1][0] is found
-    assert loaded['ordered']['a'] is found
-    assert loaded['ordered']._metadata['version'] is found
-    assert loaded['weight'].note is found
-    found[0] = 7  # it has memory that can be written
-
-
-def test_values_that_contain_themselves() -> None:
-    endless: list = [1]
-    endless.append(endless)
-    assert resolve(endless) is endless
-    pair: tuple[list, int] = ([], 1)
-    pair[0].append(pair)
-    with pytest.raises(ValueError, match='a tuple contains itself'):
-        resolve(pair)
-
-
-def test_stand_ins_are_no_keys() -> None:
-    with pytest.raises(TypeError, match='unhashable'):
-        hash(StandIn())
-
-
-@pytest.mark.parametrize('strategy', ['cos', 'linear'])
-def test_one_cycle_schedule_survives(strategy: str, tmp_path: Path) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1, momentum=0.9)
-    schedule = OneCycleLR(optimizer, eta_max=0.1, total_steps=10, anneal_strategy=strategy)
-    state = schedule.state_dict()
-    torch.save(dict(param_schedulers=[state]), tmp_path / 'a.pth')
-    (loaded,) = load(tmp_path / 'a.pth')['param_schedulers']
-    assert loaded == state
-    assert loaded['anneal_func'] is state['anneal_func']
-
-
-SCHEDULES = dict(
-    CosineAnnealingLR=dict(T_max=3),
-    CosineRestartLR=dict(periods=[2], restart_weights=[1], eta_min=0),
-    ExponentialLR=dict(gamma=0.9),
-    MultiStepLR=dict(milestones=[2]),
-    OneCycleLR=dict(eta_max=0.1, total_steps=10),
-    StepLR=dict(step_size=2),
-)
-
-
-def test_every_schedule_of_mmengine_survives(tmp_path: Path) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1, momentum=0.9)
-    names = [n for n in PARAM_SCHEDULERS.module_dict if n.endswith('LR')]
-    assert set(names) >= set(SCHEDULES)
-    for name in names:
-        if not PARAM_SCHEDULERS.get(name).__module__.startswith('mmengine.'):
-            continue
-        state = PARAM_SCHEDULERS.get(name)(optimizer, **SCHEDULES.get(name, {})).state_dict()
-        torch.save(state, tmp_path / 'a.pth')
-        stock = torch.load(tmp_path / 'a.pth', weights_only=False)
-        assert_like(load(tmp_path / 'a.pth'), stock)
-
-
-def middle(history: HistoryBuffer) -> float:
-    return float(np.median(history.data[0]))
-
-
-class Statistics:
-    @staticmethod
-    def spread(history: HistoryBuffer) -> float:
-        return float(np.ptp(history.data[0]))
-
-
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = dict(HistoryBuffer._statistics_methods, middle=middle, spread=Statistics.spread)
-    monkeypatch.setattr(HistoryBuffer, '_statistics_methods', methods)
-
-
-def test_registered_statistics_survive(registered: None, tmp_path: Path) -> None:
-    torch.save(dict(x=HistoryBuffer([1, 2, 6], [1, 1, 1])), tmp_path / 'a.pth')
-    loaded = load(tmp_path / 'a.pth')['x']
-    assert loaded.statistics('middle') == 2
-    assert loaded.statistics('spread') == 5
-    stock = torch.load(tmp_path / 'a.pth', weights_only=False)['x']
-    assert_like(loaded, stock)
-
-
 @DATASETS.register_module()
 class DescribedByConfig(ToyDataset):
-    """As a metainfo that a config has given, and a file of numpy's."""
+    """Dataset whose metainfo is partly from a config and partly from a numpy file."""
 
     metainfo = dict(
         classes=('road', 'sky'), nested=ConfigDict(palette=[[1, 2, 3]]), version=np.str_('v1')
@@ -347,9 +104,10 @@ class DescribedByConfig(ToyDataset):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_resumes_what_mmengine_writes(
-    kind: str, registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schedule with a function, custom statistics, a nested config, a numpy string."""
+    """Save a schedule with a function, custom statistics, a nested config and a numpy string."""
+    register_statistics(monkeypatch)
 
     def described(cfg: Config) -> None:
         cfg.param_scheduler = dict(type='OneCycleLR', eta_max=1e-3, total_steps=12, by_epoch=False)
@@ -369,7 +127,7 @@ def test_resumes_what_mmengine_writes(
     runner = train('safe', 12, resume=True)
     assert 'resumed epoch: 0, iter: 6' in logged_lines(runner)
     assert 'metainfo from the resumed checkpoint is different' not in logged_lines(runner)
-    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')  # reads as stock does
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')  # load as stock does
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         train('free', 12, resume=True)
@@ -382,42 +140,11 @@ def test_resumes_what_mmengine_writes(
         assert_like(*(part['message_hub']['log_scalars'][history] for part in (safe, free)))
 
 
-def test_file_cannot_redefine_a_statistic(tmp_path: Path) -> None:
-    state = dict(
-        max_length=10, _log_history=array(b'', (0,)), _count_history=array(b'', (0,)),
-        statistics_methods=dict(mean=Call(pickles.GETATTR, (pickles.HISTORY, 'max'))),
-    )  # fmt: skip
-    history = Call(pickles.HISTORY, (), (state,), new=True)
-    with pytest.raises(UnreadableCheckpointError, match="statistic 'mean' is another function"):
-        load(pickles.write(tmp_path / 'a.pth', dict(x=history)))
-    assert HistoryBuffer._statistics_methods.get('mean', HistoryBuffer.mean) is HistoryBuffer.mean
-
-
-def test_statistic_that_is_not_registered_here_is_named(tmp_path: Path) -> None:
-    state = dict(
-        max_length=10, _log_history=array(b'', (0,)), _count_history=array(b'', (0,)),
-        statistics_methods=dict(middle=Global('my.statistics', 'middle')),
-    )  # fmt: skip
-    path = pickles.write(tmp_path / 'a.pth', Call(pickles.HISTORY, (), (state,), new=True))
-    with pytest.raises(UnreadableCheckpointError, match=r'it names my\.statistics\.middle, which'):
-        load(path)
-
-
-def test_config_dicts_survive(tmp_path: Path) -> None:
-    metainfo = ConfigDict(classes=('a',), nested=dict(palette=[[1, 2]], name=np.str_('b')))
-    metainfo.nested.colours = np.arange(3)
-    torch.save(dict(meta=dict(dataset_meta=metainfo)), tmp_path / 'a.pth')
-    loaded = load(tmp_path / 'a.pth')['meta']['dataset_meta']
-    assert type(loaded) is type(loaded.nested) is ConfigDict
-    assert type(loaded.nested.colours) is np.ndarray
-    assert_like(loaded, torch.load(tmp_path / 'a.pth', weights_only=False)['meta']['dataset_meta'])
-
-
 class Mine:
-    """What a user may have put into a checkpoint."""
+    """Class of a user whose object is in a checkpoint."""
 
 
-def test_every_refused_name_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_error_names_each_refused_global_and_the_remedy(tmp_path: Path) -> None:
     torch.save(dict(x=Mine(), y=collections.deque()), tmp_path / 'a.pth')
     names = f'collections.deque, {__name__}.Mine'
     with pytest.raises(UnreadableCheckpointError) as error:
@@ -429,7 +156,7 @@ def test_every_refused_name_is_told_with_the_remedy(tmp_path: Path) -> None:
     assert '\x1b' not in text
 
 
-def test_what_the_user_allows_is_loaded_and_stays_allowed(tmp_path: Path) -> None:
+def test_globals_that_the_user_allows_are_loaded_and_stay_allowed(tmp_path: Path) -> None:
     mine = Mine()
     mine.values = np.ones(2)  # type: ignore[attr-defined]
     torch.save(dict(x=mine, y=np.ones(2)), tmp_path / 'a.pth')
@@ -445,7 +172,7 @@ def test_what_the_user_allows_is_loaded_and_stays_allowed(tmp_path: Path) -> Non
     assert type(loaded['y']) is np.ndarray
 
 
-def test_process_wide_allow_list_is_left_alone(tmp_path: Path) -> None:
+def test_allow_list_of_the_process_is_restored(tmp_path: Path) -> None:
     before = set(torch.serialization.get_safe_globals())
     torch.save(dict(x=np.ones(2)), tmp_path / 'a.pth')
     load(tmp_path / 'a.pth')
@@ -453,7 +180,7 @@ def test_process_wide_allow_list_is_left_alone(tmp_path: Path) -> None:
     assert not [entry for entry in before if 'mmtempo' in repr(entry)]
 
 
-def test_refusal_is_known_from_names_alone(tmp_path: Path) -> None:
+def test_why_refused_reads_a_file_only_for_unusual_names(tmp_path: Path) -> None:
     torch.save(dict(x=Mine()), tmp_path / 'a.pth')
     reason = why_refused(str(tmp_path / 'a.pth'), {'collections.OrderedDict', 'a.text'})
     assert reason is not None

@@ -1,4 +1,7 @@
-"""Files made to break the safe loader end in an error, never in a crash or a call."""
+"""Files made to break the safe loader end in an error, never in a crash or a call.
+
+Covers `mmtempo.checkpoint.loading` and `mmtempo.checkpoint.safe_types`.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ KINDS = ('mutations', 'grammar', 'opcodes')
 
 
 def fuzz(seed: int, count: int, folder: Path) -> dict[str, int]:
-    """Count what became of cases, by kind; fails with the case that did otherwise."""
+    """Return the number of cases by kind and result; fail with a case that ends otherwise."""
     case = folder / 'case'
     checks = dict(PYTHONMALLOC='debug', MALLOC_CHECK_='3', MALLOC_PERTURB_='165')
     done = subprocess.run(
         [sys.executable, '-m', 'tests.testing.fuzz_checkpoints', str(seed), str(count), str(case)],
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, **checks},
     )  # fmt: skip
-    found = case.read_bytes()[:2000] if case.exists() else b'none was begun'
+    found = case.read_bytes()[:2000] if case.exists() else b'no case was started'
     assert done.returncode == 0, f'{done.returncode}\n{found!r}\n{done.stderr[-4000:]}'
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def assert_reached(counts: dict[str, int], total: int) -> None:
-    """Each kind of file is there, and some come through to where they are used."""
+    """Assert that there were files of each kind, and that some of them were loaded."""
     assert sum(counts.values()) == total
     for kind in KINDS:
         assert counts[f'{kind} refused'] > total // 10

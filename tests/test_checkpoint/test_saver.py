@@ -1,4 +1,4 @@
-"""What is written together, what is removed when, and what is said of it."""
+"""Files that are saved together, removals, restored state and log lines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.testing.common import next_name
 
 
 class Hook(SimpleNamespace):
-    """As much of one as a save looks at; unlike its base, it can be referred to weakly."""
+    """Fake hook with the attributes that a save reads; unlike its base, weakly referencable."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What the writer is asked for; nothing is written."""
+    """Record the jobs of the writer, and write nothing."""
     seen: list[tuple] = []
 
     def save(
@@ -53,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return seen
 
 
-def test_files_marker_and_removals_are_one_job(tmp_path: Path, calls: list) -> None:
+def test_files_marker_and_removals_are_one_save(tmp_path: Path, calls: list) -> None:
     runner = build(KINDS[1], tmp_path, interval=3, max_keep_ckpts=1, save_best='acc')
     runner.train()
     work = runner.work_dir
@@ -73,8 +73,8 @@ def test_files_marker_and_removals_are_one_job(tmp_path: Path, calls: list) -> N
     assert {marker[0] for _, marker, _ in calls} == {f'{work}/last_checkpoint'}
 
 
-def test_what_is_written_is_not_removed(tmp_path: Path) -> None:
-    """Evaluated twice after one iteration, the new best has the name of the old one."""
+def test_file_that_is_written_again_is_not_removed(tmp_path: Path) -> None:
+    """After two evaluations in one iteration, the new best file has the name of the old one."""
     runner = build(KINDS[1], tmp_path, interval=12, save_best='acc')
     hook = hook_of(runner)
 
@@ -88,7 +88,7 @@ def test_what_is_written_is_not_removed(tmp_path: Path) -> None:
     assert runner.message_hub.get_info('best_score') == 0.9
 
 
-def test_deferred_removals() -> None:
+def test_deferred_removals_are_recorded() -> None:
     backend = DeferredRemovals(LocalBackend())
     assert backend.join_path('a', 'b') == 'a/b'
     backend.remove('x')
@@ -97,7 +97,7 @@ def test_deferred_removals() -> None:
     assert backend.take() == []
 
 
-def test_saving_runner_is_the_runner_otherwise() -> None:
+def test_saving_runner_replaces_only_save_checkpoint() -> None:
     saved: list[str] = []
     runner = SavingRunner(SimpleNamespace(iter=3, save_checkpoint=None), saved.append)
     runner.save_checkpoint('x')
@@ -114,10 +114,10 @@ def saving() -> tuple[CheckpointSaver, Any]:
     return CheckpointSaver(hook, runner, lambda: None), hub
 
 
-def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> None:
+def test_error_in_a_batch_restores_hook_and_hub() -> None:
     one, hub = saving()
 
-    def put_together() -> None:
+    def add_and_fail() -> None:
         with one.batch():
             one._hook.keep_ckpt_ids.append(3)
             hub.update_info('best_score', 0.9)
@@ -125,7 +125,7 @@ def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> No
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        put_together()
+        add_and_fail()
     assert list(one._hook.keep_ckpt_ids) == [1, 2]
     assert one._hook.keep_ckpt_ids.maxlen == 2
     assert dict(hub.runtime_info) == dict(best_score=0.5)
@@ -134,21 +134,21 @@ def test_an_error_while_it_is_put_together_leaves_the_books_as_they_were() -> No
 
 
 @pytest.mark.parametrize('order', [(0,), (1,), (0, 1), (1, 0)])
-def test_books_of_two_hooks(order: tuple[int, ...]) -> None:
-    """A save that fails takes back what it has set, and nothing that the other hook has set."""
+def test_failed_saves_of_two_hooks_restore_their_own_entries(order: tuple[int, ...]) -> None:
+    """A failed save restores the entries that it has set, and none of the other hook."""
     one, hub = saving()
     hub.update_info('last_ckpt', 'old')
-    books = [_HookState(one._hook, hub), None]
+    states = [_HookState(one._hook, hub), None]
     hub.update_info('last_ckpt', 'first')
     hub.update_info('best_ckpt', 'best of first')
-    books[0].seal()
-    books[1] = _HookState(one._hook, hub)
+    states[0].seal()
+    states[1] = _HookState(one._hook, hub)
     hub.update_info('last_ckpt', 'second')
     hub.update_info('best_score', 0.9)
-    books[1].seal()
+    states[1].seal()
     for failed in order:
         for _ in range(2):
-            books[failed].put_back()
+            states[failed].restore()
     last, score = ('first', 0.5) if order == (1,) else ('second', 0.9)
     if len(order) == 2:
         last, score = 'old', 0.5
@@ -159,7 +159,7 @@ def test_books_of_two_hooks(order: tuple[int, ...]) -> None:
     one.close()
 
 
-def test_nothing_to_write_is_no_save(calls: list) -> None:
+def test_batch_without_files_is_not_saved(calls: list) -> None:
     one, _ = saving()
     with one.batch(), one.batch():
         pass
@@ -168,7 +168,7 @@ def test_nothing_to_write_is_no_save(calls: list) -> None:
     one.close()
 
 
-def test_the_log_says_what_a_save_has_cost() -> None:
+def test_log_line_of_a_save() -> None:
     save = Save(
         ['a/iter_4.pth', 'a/best.pth'],
         taken=0.002,
@@ -181,17 +181,16 @@ def test_the_log_says_what_a_save_has_cost() -> None:
         kept=[('old.pth', 'Permission denied')],
     )
     assert list(describe(save, waited=0.1)) == [
-        'The process that writes checkpoints had died, and was started again.',
-        'The process that writes checkpoints ended with exit code -9: the training process took '
-        'over this save.',
-        'Saved iter_4.pth, best.pth: 600 MB, copied in 50 ms, written and synced in 2.00 s '
-        '(300 MB/s). It held the training up for 105 ms: 2 to begin, 3 until it was copied, 100 '
-        'for the save before.',
+        'Checkpoint writer: the process had ended and was started again.',
+        'Checkpoint writer: the process ended with exit code -9; the training wrote this save '
+        'itself.',
+        'Saved iter_4.pth, best.pth: 572 MiB, copied in 50.0 ms, written and synced in 2.00 s '
+        '(286 MiB/s). Training blocked 105 ms (snapshot 2, fence 3, previous save 100).',
         'old.pth could not be removed: Permission denied.',
     ]
 
 
-def test_log_warns_once_of_a_file_that_will_be_refused(tmp_path: Path) -> None:
+def test_refused_content_is_warned_of_once(tmp_path: Path) -> None:
     def adds(cfg: Config) -> None:
         cfg.custom_hooks = [dict(type='Adds')]  # a defaultdict
 
@@ -205,7 +204,7 @@ def test_log_warns_once_of_a_file_that_will_be_refused(tmp_path: Path) -> None:
     assert 'add_safe_globals([builtins.list, collections.defaultdict])' in warnings[0]
 
 
-def test_usual_checkpoints_are_not_read_again(
+def test_usual_checkpoints_are_not_read_after_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def schedule(cfg: Config) -> None:

@@ -1,4 +1,4 @@
-"""Real signals to real trainings: each ends with a checkpoint from which it goes on exactly."""
+"""Real signals to real trainings, which end with a checkpoint and resume exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 
-from tests.test_tools.test_train import command, run, tiny
 from tests.testing import forks
 from tests.testing.common import MINI
 from tests.testing.saving import (
@@ -32,6 +31,7 @@ from tests.testing.saving import (
     through_tool,
     train,
 )
+from tests.testing.tool_commands import command, run, tiny
 from tests.testing.toy import ToyDataset, ToyModel
 from tests.testing.two_ranks import both, start_ranks
 
@@ -41,14 +41,14 @@ SAYS = 'the run ends after this iteration'
 
 @MODELS.register_module()
 class SignallingModel(ToyModel):
-    """Sends a signal to its own process in the midst of an iteration.
+    """Model that sends a signal to its own process during an iteration.
 
     Args:
-        at: The forward pass, from 1, of those of training or of evaluation.
-        number: The signal; 0 for none.
+        at: Number of the forward pass of this mode, from 1.
+        number: Number of the signal; 0 for none.
         mode: 'loss' for training, 'predict' for evaluation.
-        waits: Whether it says that it is there, and gives others the time to send one.
-        stops_writer: Whether the process that writes is held before.
+        waits: Whether to print a line and wait, so that the test can send a signal.
+        stops_writer: Whether to stop the writer process first.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class SignallingModel(ToyModel):
 
 @DATASETS.register_module()
 class BlockingDataset(ToyDataset):
-    """At one of its samples the training gets a signal, and then that sample never comes.
+    """Dataset that sends a signal to the training at one sample, which it never returns.
 
     Args:
-        at: Which, from 1.
-        number: The signal.
-        work: Of the training. Defaults to ''.
+        at: Number of the sample, from 1.
+        number: Number of the signal.
+        work: Work dir of the training. Defaults to ''.
     """
 
     def __init__(self, at: int, number: int, work: str = '') -> None:
@@ -95,7 +95,7 @@ class BlockingDataset(ToyDataset):
     def __getitem__(self, index: int) -> dict:
         self.calls += 1
         if self.calls == self.at:
-            # What has been loaded ahead is trained on before.
+            # Wait until the batches loaded ahead have been trained on.
             while os.getpid() != self.owner and reached(Path(self.work)) < self.at // 2:
                 time.sleep(0.01)
             os.kill(self.owner, self.number)
@@ -105,7 +105,7 @@ class BlockingDataset(ToyDataset):
 
 @HOOKS.register_module()
 class SwappingHook(Hook):
-    """Evaluates other weights, as hooks do that nobody here knows."""
+    """Hook of a user that evaluates other weights."""
 
     def before_val_epoch(self, runner: Runner) -> None:
         runner.model.net[0].bias.data.add_(5)
@@ -115,7 +115,7 @@ class SwappingHook(Hook):
 
 
 class Finalized:
-    """Is thrown away in the midst of a signal's arrival."""
+    """Object whose finalizer sends a signal."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -126,7 +126,7 @@ class Finalized:
 
 @HOOKS.register_module()
 class FinalizingHook(Hook):
-    """Between two iterations, something is thrown away; what is raised then, Python drops."""
+    """Hook that sends a signal in a finalizer, where Python drops what the handler raises."""
 
     priority = 'LOWEST'
 
@@ -197,7 +197,9 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_ends_with_a_checkpoint(case: str, undisturbed: Path, tmp_path: Path) -> None:
+def test_signal_ends_the_run_with_a_checkpoint(
+    case: str, undisturbed: Path, tmp_path: Path
+) -> None:
     options, iteration = CASES[case]
     number = options.get('model.number', options.get('train_dataloader.dataset.number'))
     work = tmp_path / 'work'
@@ -206,19 +208,21 @@ def test_ends_with_a_checkpoint(case: str, undisturbed: Path, tmp_path: Path) ->
     text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
     assert f'{signal.Signals(number).name}: stopped after {iteration} iterations.' in text
     assert f'newest checkpoint: {work}/iter_{iteration}.pth' in text
-    assert 'Traceback' not in text  # nor of what Python drops, in a finalizer
+    assert 'Traceback' not in text  # also not for an exception dropped in a finalizer
     assert marked(work).name == f'iter_{iteration}.pth'
     assert temporaries(work) == []
     if 'custom_hooks' in options:
-        return  # another training than the one that went undisturbed
+        return  # these hooks change the training
     text = forks.run(train, tmp_path / 'log', work=str(work), resume=True)
     assert resumed_at(text) == iteration
     assert_same(marked(work), undisturbed)
 
 
 @pytest.mark.parametrize('number', [INT, TERM])
-def test_all_processes_get_it(number: int, undisturbed: Path, tmp_path: Path) -> None:
-    """As from a terminal, or from a cluster's manager: also those that load data."""
+def test_signal_to_all_processes_of_a_training(
+    number: int, undisturbed: Path, tmp_path: Path
+) -> None:
+    """A terminal or a cluster manager also signals the workers and the writer."""
     work = tmp_path / 'work'
     options = model(8, 0, waits=True) | {'train_dataloader.num_workers': 1}
     child = forks.start(through_tool, tmp_path / 'log', work=str(work), **options)
@@ -234,7 +238,7 @@ def test_all_processes_get_it(number: int, undisturbed: Path, tmp_path: Path) ->
     assert_same(marked(work), undisturbed)
 
 
-def test_what_others_swap_for_an_evaluation_is_not_saved(tmp_path: Path) -> None:
+def test_weights_swapped_for_an_evaluation_are_not_saved(tmp_path: Path) -> None:
     options, _ = CASES['evaluation of other weights']
     work = tmp_path / 'work'
     forks.run(through_tool, tmp_path / 'log', 143, work=str(work), **options)
@@ -247,7 +251,7 @@ def test_what_others_swap_for_an_evaluation_is_not_saved(tmp_path: Path) -> None
         torch.testing.assert_close(found['state_dict'][name], weight)  # adding 5 rounds
 
 
-def test_a_second_interrupt_leaves_at_once(undisturbed: Path, tmp_path: Path) -> None:
+def test_second_interrupt_ends_the_run_at_once(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = model(8, INT, stops_writer=True)
     child = forks.start(through_tool, tmp_path / 'log', work=str(work), **options)
@@ -265,7 +269,9 @@ def test_a_second_interrupt_leaves_at_once(undisturbed: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(('number', 'code'), [(INT, 130), (TERM, -TERM)])
-def test_opt_out(number: int, code: int, tmp_path: Path) -> None:
+def test_save_on_signal_false_keeps_the_default_handlers(
+    number: int, code: int, tmp_path: Path
+) -> None:
     options = {'default_hooks.checkpoint.save_on_signal': False} | model(8, number)
     text = forks.run(through_tool, tmp_path / 'log', code, work=str(tmp_path / 'work'), **options)
     assert SAYS not in text
@@ -273,7 +279,7 @@ def test_opt_out(number: int, code: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('number', [INT, TERM])
-def test_before_the_first_iteration_there_is_nothing_to_save(number: int, tmp_path: Path) -> None:
+def test_signal_before_the_first_iteration_saves_nothing(number: int, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     text = forks.run(
         through_tool, tmp_path / 'log', 128 + number, work=str(work), **data(1, number)
@@ -282,7 +288,7 @@ def test_before_the_first_iteration_there_is_nothing_to_save(number: int, tmp_pa
     assert files(work) == []
 
 
-def test_resumed_and_stopped_at_once(tmp_path: Path) -> None:
+def test_signal_right_after_a_resume_saves_nothing(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     forks.run(through_tool, tmp_path / 'log', 143, work=str(work), **model(8, TERM))
     before = marked(work).stat()
@@ -292,7 +298,7 @@ def test_resumed_and_stopped_at_once(tmp_path: Path) -> None:
     assert marked(work).stat() == before
 
 
-def test_within_an_epoch(tmp_path: Path) -> None:
+def test_signal_within_an_epoch_repeats_it(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = model(27, TERM)
     text = forks.run(through_tool, tmp_path / 'log', 143, work=str(work), epochs=True, **options)
@@ -310,11 +316,11 @@ def test_within_an_epoch(tmp_path: Path) -> None:
     ('options', 'epoch'),
     [
         (model(40, TERM), 2),  # the last iteration of the epoch
-        (data(41, TERM), 1),  # the first sample of an epoch: the loader begins anew
+        (data(41, TERM), 1),  # the first sample of an epoch: the loader starts again
         (model(4, TERM, mode='predict'), 2),
     ],
 )
-def test_at_the_end_of_an_epoch(
+def test_signal_at_the_end_of_an_epoch(
     options: dict, epoch: int, undisturbed_epochs: Path, tmp_path: Path
 ) -> None:
     work = tmp_path / 'work'
@@ -336,7 +342,7 @@ def interrupt_and_evaluate(work: str, **options: Any) -> None:
 
 
 def test_evaluation_by_hand_after_an_interrupt(tmp_path: Path) -> None:
-    """As in a notebook: what was ended is not ended again."""
+    """In a notebook, the end that was raised is not raised again."""
     options = model(8, INT)
     text = forks.run(interrupt_and_evaluate, tmp_path / 'log', work=str(tmp_path / 'w'), **options)
     assert 'stopped after 8 iterations' in text
@@ -353,13 +359,13 @@ def train_and_look(work: str) -> None:
     assert handlers() == before
 
 
-def test_handlers_are_put_back(tmp_path: Path) -> None:
+def test_handlers_are_restored(tmp_path: Path) -> None:
     forks.run(train_and_look, tmp_path / 'log', work=str(tmp_path / 'work'))
 
 
 @DATASETS.register_module()
 class FailingDataset(ToyDataset):
-    """Fails at the ninth iteration."""
+    """Dataset that fails in iteration 9."""
 
     calls = 0
 
@@ -387,7 +393,7 @@ def fail_and_interrupt(work: str, keeps_runner: bool) -> None:
 
 
 @pytest.mark.parametrize('keeps_runner', [False, True])
-def test_after_an_error_signals_do_what_they_did(keeps_runner: bool, tmp_path: Path) -> None:
+def test_handlers_are_restored_after_a_failure(keeps_runner: bool, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     text = forks.run(
         fail_and_interrupt, tmp_path / 'log', -TERM, work=str(work), keeps_runner=keeps_runner
@@ -413,15 +419,15 @@ def test_processes_stop_at_the_same_iteration(
     texts = both(start_ranks(work, options), 128 + number)
     at = int(marked(work).stem.removeprefix('iter_'))
     assert f'stopped after {at} iterations' in texts[0]
-    assert 4 <= at <= 7  # asked at 1, 3 and 7, or more often where the machine is slow
+    assert 4 <= at <= 7  # exchanges at 1, 3 and 7, or more often on a slow machine
     assert ['newest checkpoint' in text for text in texts] == [True, False]
     texts = both(start_ranks(work, resume=True))
-    assert [resumed_at(text) for text in texts] == [at, 0]  # only one of them logs
+    assert [resumed_at(text) for text in texts] == [at, 0]  # only the main process logs
     assert_same(marked(work), undisturbed_ranks)
     assert temporaries(work) == []
 
 
-def test_one_process_writes_what_stock_would(undisturbed_ranks: Path, tmp_path: Path) -> None:
+def test_main_process_writes_the_files_of_stock(undisturbed_ranks: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = {'default_hooks.checkpoint.type': 'CheckpointHook'}
     both(start_ranks(work, **options))
@@ -437,18 +443,18 @@ def test_processes_resume_from_the_same_file(undisturbed_ranks: Path, tmp_path: 
     (work / 'last_checkpoint').write_text(str(work / 'iter_24.pth'))
     os.truncate(work / 'iter_24.pth', 1000)
     texts = both(start_ranks(work, resume=True))
-    assert f'Not resumed from: {work}/iter_24.pth' in texts[0]
+    assert f'Checkpoint skipped on resume: {work}/iter_24.pth' in texts[0]
     assert resumed_at(texts[0]) == 21
     assert_same(marked(work), undisturbed_ranks)
     for name in files(work):
         os.truncate(work / name, 1000)
     texts = both(start_ranks(work, resume=True), code=1)
-    assert 'ValueError: there is no checkpoint to resume from' in texts[0]
-    assert ''.join(texts).count('Traceback') == 1  # of the first one; the other names it
+    assert 'ValueError: no checkpoint to resume from' in texts[0]
+    assert ''.join(texts).count('Traceback') == 1  # of the main process; the other one names it
 
 
 @pytest.mark.slow
-def test_tools_train(bev_root: str, tmp_path: Path) -> None:
+def test_signal_ends_the_training_tool_with_a_checkpoint(bev_root: str, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = tiny(bev_root, work, 500) | {'train_dataloader.num_workers': 1}
     options['default_hooks.checkpoint.type'] = 'AsyncCheckpointHook'

@@ -1,4 +1,4 @@
-"""Two trainings in one work dir: one trains, the other stops before it writes anything."""
+"""Two trainings in one work dir: one trains, the other ends before it writes anything."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BUILT = 'Hooks will be executed in the following order'  # once in the log of ea
 
 @HOOKS.register_module()
 class Linger(Hook):
-    """Waits in an iteration for a file, so that a training lasts until a test lets it end."""
+    """Hook that waits for a file in one iteration, so that the test decides when to continue."""
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         while runner.iter == LAST - 4 and not Path(f'{runner.work_dir}.go').exists():
@@ -58,7 +58,7 @@ def lingering(work: Path, **options: Any) -> dict:
 
 
 def through_train_py(config: str, work: str, words: tuple = ()) -> None:
-    """As on a command line; leaves with its exit code."""
+    """Run the tool as on a command line, and exit with its code."""
     torch.set_num_threads(1)
     spec = importlib.util.spec_from_file_location('train_py', ROOT / 'tools' / 'train.py')
     assert spec is not None
@@ -70,7 +70,7 @@ def through_train_py(config: str, work: str, words: tuple = ()) -> None:
 
 
 def train_lingering(work: str, **options: Any) -> None:
-    """Without the tool: a Runner, and our hook."""
+    """Train with a Runner and the hook, without the tool."""
     train(work, **lingering(Path(work), **options))
 
 
@@ -82,7 +82,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(work: Path) -> dict[str, int]:
-    """What a second training could have written: folders and logs of Runners, and configs."""
+    """Count what a second training could have written: logs and folders of Runners, and configs."""
     return dict(
         runners=sum(path.read_text().count(BUILT) for path in work.rglob('*.log')),
         configs=len(list(work.glob('*.py'))),
@@ -91,7 +91,7 @@ def written(work: Path) -> dict[str, int]:
 
 
 def first_to_end(children: list[Child]) -> Child:
-    """The one that is refused, since the other one lingers."""
+    """Return the training that ends first: the refused one, since the other one waits."""
     end = time.monotonic() + forks.LONG
     while time.monotonic() < end:
         for child in children:
@@ -110,7 +110,7 @@ def has_ended(child: Child) -> bool:
 
 
 def two_at_once(folder: Path, config: Path, undisturbed: Path, rng: random.Random) -> str:
-    """Start two, end both; which one trained."""
+    """Start two trainings, end both, and return the name of the one that trained."""
     work = folder / 'work'
     children = []
     for name in 'ab':
@@ -151,7 +151,7 @@ def test_one_trains_and_the_other_writes_nothing(undisturbed: Path, tmp_path: Pa
     sweep(tmp_path, undisturbed, range(3))
 
 
-# A hundred rounds in ten parts: one test has ten minutes, also on a busy machine.
+# A hundred rounds in ten parts, since each test is limited to ten minutes.
 @pytest.mark.slow
 @pytest.mark.parametrize('part', range(10))
 def test_one_trains_and_the_other_writes_nothing_often(
@@ -167,8 +167,8 @@ def begun(work: Path, log: Path, **options: Any) -> Child:
     return child.until(lambda: reached(work) > 6 and child, 'iteration 6')
 
 
-def test_a_runner_is_refused_by_the_hook(undisturbed: Path, tmp_path: Path) -> None:
-    """It has written its log by then, and its config; nothing else."""
+def test_hook_refuses_a_second_runner(undisturbed: Path, tmp_path: Path) -> None:
+    """A Runner has by then written its log and config, and nothing else."""
     work = tmp_path / 'work'
     first = begun(work, tmp_path / 'first')
     reads = (work / 'reached').read_text()
@@ -182,8 +182,8 @@ def test_a_runner_is_refused_by_the_hook(undisturbed: Path, tmp_path: Path) -> N
     assert steps(work) == [LAST - 3, LAST]
 
 
-def test_folders_of_checkpoints_are_locked_as_well(tmp_path: Path) -> None:
-    """Two work dirs of one name, and one `out_dir`."""
+def test_out_dir_is_locked(tmp_path: Path) -> None:
+    """Two work dirs have the same name and the same `out_dir`."""
     options = {'default_hooks.checkpoint.out_dir': str(tmp_path / 'out')}
     first = begun(tmp_path / 'a/work', tmp_path / 'first', **options)
     text = forks.run(train, tmp_path / 'second', 1, work=str(tmp_path / 'b/work'), **options)
@@ -192,8 +192,8 @@ def test_folders_of_checkpoints_are_locked_as_well(tmp_path: Path) -> None:
     first.kill()
 
 
-def test_resumed_right_after_a_kill(undisturbed: Path, tmp_path: Path) -> None:
-    """Whatever the killed one has left: its lock, its workers, its writer."""
+def test_killed_training_can_be_resumed_at_once(undisturbed: Path, tmp_path: Path) -> None:
+    """The killed training leaves its lock, workers and writer."""
     work = tmp_path / 'work'
     options = {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True}
     child = begun(work, tmp_path / 'log', **options)
@@ -214,7 +214,7 @@ def evaluate(work: str) -> None:
     runner.test()
 
 
-def test_a_test_during_a_training(undisturbed: Path, tmp_path: Path) -> None:
+def test_evaluation_during_a_training_is_allowed(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     child = begun(work, tmp_path / 'log')
     forks.run(evaluate, tmp_path / 'test', work=str(work))
@@ -225,7 +225,7 @@ def test_a_test_during_a_training(undisturbed: Path, tmp_path: Path) -> None:
 
 
 def one_after_another(work: str) -> None:
-    """As in a notebook; the second fails, and the last one is tested."""
+    """Train three times as in a notebook: the second fails, and the last one is tested."""
     folder = Path(work)
     Runner.from_cfg(saving(folder, **{'train_cfg.max_iters': 3})).train()
     assert not (folder / NAME).exists()
@@ -233,7 +233,9 @@ def one_after_another(work: str) -> None:
     failing.register_hook(Fail())
     with pytest.raises(ZeroDivisionError):
         failing.train()
-    assert (folder / NAME).exists()  # until it is collected; trainings of a process share it
+    assert (
+        folder / NAME
+    ).exists()  # until the Runner is collected; trainings of a process share the lock
     del failing
     gc.collect()
     cfg = saving(folder, **{'train_cfg.max_iters': 3})
@@ -251,12 +253,12 @@ class Fail(Hook):
         1 / 0  # noqa: B018
 
 
-def test_trainings_of_one_process_follow_each_other(tmp_path: Path) -> None:
+def test_one_process_may_train_repeatedly_in_a_work_dir(tmp_path: Path) -> None:
     forks.run(one_after_another, tmp_path / 'log', work=str(tmp_path / 'work'))
     assert not (tmp_path / 'work' / NAME).exists()
 
 
-def test_without_file_locks_a_line_says_so(tmp_path: Path) -> None:
+def test_missing_file_locks_are_logged(tmp_path: Path) -> None:
     text = forks.run(train_without_locks, tmp_path / 'log', work=str(tmp_path / 'work'))
     assert f'{tmp_path}/work: cannot be locked (No locks available), so a second' in text
     assert marked(tmp_path / 'work').name == 'iter_3.pth'
@@ -273,7 +275,7 @@ def train_without_locks(work: str) -> None:
 
 
 def save_often(folder: str, who: int, count: int) -> None:
-    """Without any lock on the folder; the same names as another process."""
+    """Save files with the names of another process, without a lock on the folder."""
     torch.set_num_threads(1)
     writer = DurableWriter()
     for number in range(count):
@@ -281,7 +283,7 @@ def save_often(folder: str, who: int, count: int) -> None:
         tree = dict(value=torch.full((200_000,), who), number=number)
         old = [f'{folder}/iter_{number - 3}.pth']
         save = writer.save([(path, tree)], (f'{folder}/{MARKER}', path), old)
-        remove_leftovers(folder)  # as another one does that begins
+        remove_leftovers(folder)  # as another training does at its start
         writer.wait()
         assert save.error is None, save.error
         assert save.restarts == 0
@@ -290,12 +292,14 @@ def save_often(folder: str, who: int, count: int) -> None:
 
 
 def look(folder: Path, running: Callable[[], bool]) -> int:
-    """Read what is there for as long as it is written; how many files."""
+    """Check all files as long as they are written, and return the number of reads."""
     count = 0
     while running():
         for path in sorted(folder.glob('*.pth')):
             broken = check_archive(str(path))
-            if broken is None or 'No such file' not in broken:  # not one that was just removed
+            if (
+                broken is None or 'No such file' not in broken
+            ):  # a file that was just removed does not count
                 assert broken is None, path
                 count += 1
     return count
@@ -323,12 +327,12 @@ def without_locks(folder: Path, count: int) -> int:
     return read
 
 
-def test_writers_without_a_lock_spare_each_other(tmp_path: Path) -> None:
+def test_writers_without_a_lock_do_not_break_files(tmp_path: Path) -> None:
     assert without_locks(tmp_path / 'work', 30) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('part', range(10))
-def test_writers_without_a_lock_spare_each_other_often(part: int, tmp_path: Path) -> None:
+def test_writers_without_a_lock_do_not_break_files_often(part: int, tmp_path: Path) -> None:
     read = sum(without_locks(tmp_path / str(number), 8) for number in range(10))
     print(f'10 rounds of two writers with 8 saves each: {read} reads, each of a whole file')

@@ -1,4 +1,4 @@
-"""Weights that are not finite are never published, and finding that out waits for no device."""
+"""Weights that are not finite are never published, and their check waits for no device."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from mmtempo.checkpoint.saver import CheckpointError
 from mmtempo.device.host_copy import HostCopy
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.logging.nonfinite import NonFiniteError
-from tests.test_tools.test_train import free_port
 from tests.testing.checkpoints import At, hook_of, load, logged_lines
 from tests.testing.common import ROOT
 from tests.testing.saving import files, marked
 from tests.testing.toy import SPARSE, Counted, ToyModel, by_epoch, config, with_evaluation
+from tests.testing.two_ranks import free_port
 
 NAN, INF = float('nan'), float('inf')
 
 
 @METRICS.register_module()
 class Growing(Counted):
-    """A score that is better in each evaluation: the number of iterations."""
+    """Metric that improves in each evaluation: the number of iterations."""
 
     def compute_metrics(self, results: list) -> dict:
         return dict(seen=MessageHub.get_current_instance().get_info('iter') + 1.0)
 
 
 class SlowDevice:
-    """Copies to the host do not arrive while `has_arrived` is False, unless they are waited for.
+    """Device whose copies to the host do not arrive while `has_arrived` is False.
 
     Attributes:
-        waits: Threads that have waited.
+        waits: Names of the threads that waited for a copy.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def slow_device(monkeypatch: pytest.MonkeyPatch) -> SlowDevice:
 
 @MODELS.register_module()
 class Spare(ToyModel):
-    """Has a parameter that no loss depends on, and tensors that are not finite on purpose."""
+    """Model with a parameter that no loss depends on, and tensors not finite on purpose."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -86,7 +86,7 @@ def heal(runner: Runner) -> None:
 
 
 def saving(work: Path, iterations: int = 14, action: str = 'stop', **checkpoint: Any) -> Config:
-    """A save every fourth iteration, which replaces the previous file."""
+    """Return the config of a training that saves every fourth iteration and keeps one file."""
     cfg = config(work, SPARSE, **{'train_cfg.max_iters': iterations, 'model.type': 'Spare'})
     cfg.default_hooks.runtime_info.on_nonfinite = action
     options = dict(interval=4, max_keep_ckpts=1) | checkpoint
@@ -102,7 +102,7 @@ def train(cfg: Config, todo: dict[Any, Callable[[Runner], Any]]) -> Runner:
 
 
 def stopped(cfg: Config, todo: dict[Any, Callable[[Runner], Any]], says: str) -> Runner:
-    """Train, and see that the run ends with this message."""
+    """Train, and assert that the run ends with this message."""
     runner = Runner.from_cfg(cfg)
     runner.register_hook(At(todo))
     with pytest.raises(NonFiniteError, match=f'(?s){says}'):
@@ -122,13 +122,13 @@ def test_bad_copy_is_not_published_and_ends_the_run(action: str, tmp_path: Path)
     runner = stopped(
         cfg,
         {8: spoil},
-        'iteration 8: spare of the model, after losses that were finite.*'
+        'iteration 8: spare of the model, after finite losses.*'
         'The last checkpoint, .*iter_4.pth, is from before',
     )
     assert_kept(tmp_path, 'iter_4.pth')
     assert list(hook_of(runner).keep_ckpt_ids) == [4]
     assert runner.message_hub.get_info('last_ckpt').endswith('iter_4.pth')
-    assert runner.iter < 13  # at the latest, the next save has waited for this one
+    assert runner.iter < 13  # at the latest, the next save waits for this one
 
 
 def test_infinite_weight_is_bad_too(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_infinite_weight_is_bad_too(tmp_path: Path) -> None:
     assert_kept(tmp_path, 'iter_4.pth')
 
 
-def test_what_is_not_finite_on_purpose_ends_no_run(tmp_path: Path) -> None:
+def test_tensors_not_finite_on_purpose_end_no_run(tmp_path: Path) -> None:
     for kind in ('AsyncCheckpointHook', 'CheckpointHook'):
         cfg = with_evaluation(saving(tmp_path / kind))
         cfg.default_hooks.checkpoint.type = kind
@@ -150,8 +150,8 @@ def test_bad_copy_of_the_last_save(tmp_path: Path) -> None:
     assert_kept(tmp_path, 'iter_4.pth')
 
 
-def test_bad_copy_of_the_last_save_where_the_weights_have_recovered(tmp_path: Path) -> None:
-    """The copy was bad, whatever the model is now."""
+def test_bad_copy_of_the_last_save_counts_after_the_weights_recovered(tmp_path: Path) -> None:
+    """The copy was bad, so the run ends although the model is finite again."""
 
     class Heals(Hook):
         priority = 'LOWEST'
@@ -182,7 +182,7 @@ def test_bad_copy_of_an_epoch(tmp_path: Path) -> None:
 
 
 def test_bad_copy_of_a_best_checkpoint(tmp_path: Path) -> None:
-    """Spoiled between the evaluation and the save."""
+    """The weights become bad between the evaluation and the save."""
 
     class Spoils(Hook):
         priority = 'LOW'
@@ -226,8 +226,8 @@ def test_signal_right_after_a_refused_save(tmp_path: Path) -> None:
     assert_kept(tmp_path, 'iter_4.pth')
 
 
-def test_signal_writes_the_line_that_is_due(tmp_path: Path, slow_device: SlowDevice) -> None:
-    """The values of the log point are still on their way when the run ends."""
+def test_signal_logs_the_pending_line(tmp_path: Path, slow_device: SlowDevice) -> None:
+    """The values of the log point have not arrived when the run ends."""
 
     def stop(runner: Runner) -> None:
         slow_device.has_arrived = False
@@ -255,7 +255,7 @@ def test_warn_does_not_hide_that_the_last_save_was_refused(tmp_path: Path) -> No
     assert_kept(tmp_path, 'iter_12.pth')
 
 
-def test_loss_that_was_bad_before_is_what_is_reported(tmp_path: Path) -> None:
+def test_earlier_bad_loss_is_reported_instead_of_weights(tmp_path: Path) -> None:
     cfg = saving(tmp_path, interval=8)
     cfg.default_hooks.logger.interval = 1000
     cfg.model.nan_at = (6,)
@@ -263,7 +263,7 @@ def test_loss_that_was_bad_before_is_what_is_reported(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_stock_runtime_info_saves_as_ever(tmp_path: Path) -> None:
+def test_stock_runtime_info_saves_without_a_check(tmp_path: Path) -> None:
     cfg = saving(tmp_path)
     cfg.default_hooks.runtime_info = dict(type='RuntimeInfoHook')
     train(cfg, {8: spoil})
@@ -271,11 +271,11 @@ def test_stock_runtime_info_saves_as_ever(tmp_path: Path) -> None:
 
 
 class Counting(Runner):
-    """Counts what waits for the device at the stages of the fifth iteration.
+    """Runner that counts the synchronizations in hooks of the fifth iteration.
 
     Attributes:
-        device: Does not deliver from that iteration on.
-        waits: The waits, by stage.
+        device: Device whose copies do not arrive from that iteration on.
+        waits: Synchronizations by the name of the hook method.
     """
 
     device: SlowDevice
@@ -292,8 +292,8 @@ class Counting(Runner):
         self.waits[fn_name] = census.waits
 
 
-def test_save_and_evaluation_wait_for_nothing(tmp_path: Path, slow_device: SlowDevice) -> None:
-    """Both in the iteration of a log point; the file has all values all the same."""
+def test_save_and_evaluation_do_not_synchronize(tmp_path: Path, slow_device: SlowDevice) -> None:
+    """Both are in the iteration of a log point; the file contains all values nevertheless."""
     for name, runner_type in (('expected', Runner), ('found', Counting)):
         cfg = with_evaluation(saving(tmp_path / name, 8, interval=5, max_keep_ckpts=2))
         cfg.train_cfg.val_interval = cfg.default_hooks.logger.interval = 5
@@ -320,7 +320,7 @@ def test_save_and_evaluation_wait_for_nothing(tmp_path: Path, slow_device: SlowD
             assert found[key].data[0].tolist() == history.data[0].tolist(), key
 
 
-def test_running_totals_are_those_of_the_save(tmp_path: Path, slow_device: SlowDevice) -> None:
+def test_running_totals_are_those_at_the_save(tmp_path: Path, slow_device: SlowDevice) -> None:
     cfg = saving(tmp_path, 9, interval=8)
     cfg.model.type = 'ToyModel'
     cfg.default_hooks.runtime_info.history_length = 3
@@ -333,7 +333,7 @@ def test_running_totals_are_those_of_the_save(tmp_path: Path, slow_device: SlowD
     assert hub['runtime_info']['mmtempo_totals']['train/loss'][0] == 9
 
 
-def test_hook_of_a_user_may_write_what_it_is_shown(tmp_path: Path) -> None:
+def test_hook_of_a_user_may_write_the_checkpoint(tmp_path: Path) -> None:
     class Writes(Hook):
         def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
             torch.save(checkpoint, tmp_path / 'seen.pth')
@@ -360,12 +360,14 @@ def test_hook_of_a_user_may_drop_the_weights(tmp_path: Path) -> None:
     assert 'state_dict' not in load(tmp_path / 'iter_4.pth')
 
 
-def test_evaluation_by_hand_after_a_training_that_has_failed(tmp_path: Path) -> None:
+def test_evaluation_works_after_a_failed_training(tmp_path: Path) -> None:
     runner = stopped(with_evaluation(saving(tmp_path)), {6: spoil}, 'spare')
     assert runner.val() == dict(seen=40)
 
 
-def test_verdict_comes_before_the_scores(tmp_path: Path, slow_device: SlowDevice) -> None:
+def test_bad_weights_end_the_run_before_the_scores_are_logged(
+    tmp_path: Path, slow_device: SlowDevice
+) -> None:
     cfg = with_evaluation(saving(tmp_path, interval=4, save_best='seen', rule='greater'))
     cfg.train_cfg.val_interval = 6
 
@@ -380,8 +382,8 @@ def test_verdict_comes_before_the_scores(tmp_path: Path, slow_device: SlowDevice
     assert_kept(tmp_path, 'iter_4.pth')
 
 
-def test_verdict_ends_the_evaluation(tmp_path: Path, slow_device: SlowDevice) -> None:
-    """Once it has arrived."""
+def test_bad_weights_end_the_evaluation(tmp_path: Path, slow_device: SlowDevice) -> None:
+    """The run ends in the iteration where the flags have arrived."""
 
     class Arrives(Hook):
         def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kw: Any) -> None:
@@ -456,11 +458,11 @@ def test_processes_end_together(how: str, at: int, tmp_path: Path) -> None:
         assert len(lines) == 1, output
         ends.append(lines[0].removeprefix(f'RANK {rank} ended after ').split(': ', 1))
     assert ends[0][0] == ends[1][0]
-    if how == 'signal':  # all stop at an iteration that they agree on
+    if how == 'signal':  # the processes choose the iteration
         at = int(ends[0][0]) + 1  # the runner counts from 0
         assert at >= 10
     assert ends[0][1] == (
-        f'Non-finite values at iteration {at}: spare of the model, after losses that were finite.'
+        f'Non-finite values at iteration {at}: spare of the model, after finite losses.'
     )
-    assert ends[1][1].endswith('in another process, whose log says more.')
+    assert ends[1][1].endswith('in another process; see its log.')
     assert_kept(tmp_path, 'iter_8.pth' if how == 'signal' else 'iter_4.pth')

@@ -1,4 +1,4 @@
-"""Loader workers that start during a save: no hang, and no process that a thread has started."""
+"""Loader workers that start during a save: no hang, and no process started by a thread."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tests.testing import forks
 from tests.testing.samples import Noisy
 from tests.testing.saving import marked, saving, with_writer
 
-BOUND = 60.0  # seconds; only what hangs takes that long
+BOUND = 60.0  # seconds; only a hang takes that long
 
 forks.MODULES.append(__name__)
 
 
 class ForkInsidePopen:
-    """Forces the interleaving that hangs: a fork while another thread is within `Popen`.
+    """Force the interleaving that hangs: a fork while another thread is in `Popen`.
 
-    `Popen` waits until no process has the write end of its error pipe. A process that is forked
-    between the creation of that pipe and its close has it for as long as it lives.
+    `Popen` waits until no process holds the write end of its error pipe. A process that is forked
+    between the creation and the close of that pipe holds it until it ends.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ForkInsidePopen:
 
 
 def save_and_start(work: str, when: str) -> None:
-    """Save, and start a loader worker as soon as the writer is started or the save has ended."""
+    """Save, and start a loader worker once the writer is started or the save has ended."""
     interleaving = ForkInsidePopen()
     writer = DurableWriter()
     content = dict(value=torch.ones(3))
@@ -67,9 +67,9 @@ def save_and_start(work: str, when: str) -> None:
         writer.wait()
         process = writer._worker._process
         assert process is not None
-        os.kill(process.pid, signal.SIGSTOP if when == 'killed with a job' else signal.SIGKILL)
+        os.kill(process.pid, signal.SIGSTOP if when == 'killed during a save' else signal.SIGKILL)
     writer.save([(f'{work}/file', content)])
-    if when == 'killed with a job':
+    if when == 'killed during a save':
         os.kill(process.pid, signal.SIGKILL)
     while writer.is_busy and not interleaving.inside.is_set():
         time.sleep(0.001)
@@ -83,14 +83,14 @@ def save_and_start(work: str, when: str) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize('when', ['first', 'killed while idle', 'killed with a job'])
+@pytest.mark.parametrize('when', ['first', 'killed while idle', 'killed during a save'])
 def test_worker_forked_while_writer_starts(when: str, tmp_path: Path) -> None:
     child = forks.start(save_and_start, tmp_path / 'log', work=str(tmp_path), when=when)
     assert child.wait(BOUND) == 0, child.text
     assert check_archive(str(tmp_path / 'file')) is None
 
 
-# What Python tells an audit hook of; `multiprocessing` spawns past it.
+# Events of audit hooks; `multiprocessing` spawns without one.
 STARTS = {'os.fork', 'os.forkpty', 'os.posix_spawn', 'os.spawn', 'os.system', 'subprocess.Popen'}
 EVALUATED = {
     'train_cfg.type': 'PrefetchEpochBasedTrainLoop',
@@ -102,7 +102,7 @@ EVALUATED = {
 
 @HOOKS.register_module()
 class KillIdleWriter(Hook):
-    """Kills the process that writes checkpoints between two saves."""
+    """Hook that kills the writer process between two saves."""
 
     def before_train_epoch(self, runner: Runner) -> None:
         for hook in runner.hooks:
@@ -115,7 +115,7 @@ class KillIdleWriter(Hook):
 
 
 def audited(work: str, method: str) -> None:
-    """Train with all that we have; prints which process was started in which thread."""
+    """Train with all parts of mmtempo, and print each started process and its thread."""
     seen: list[tuple[str, bool]] = []
 
     def note(event: str, args: Any) -> None:
@@ -151,16 +151,16 @@ def test_only_the_main_thread_starts_processes(method: str, tmp_path: Path) -> N
     seen = [tuple(one) for one in json.loads(text.strip().splitlines()[-1])]
     assert {is_main for _, is_main in seen} == {True}, seen
     events = [event for event, _ in seen]
-    assert events.count('writer') == 3  # one was killed at work, and one while idle
-    assert text.count('the training process took over this save') == 1
-    assert text.count('had died, and was started again') == 2
-    # Two workers of the training; one for each evaluation, and the tracker of what they share.
+    assert events.count('writer') == 3  # one was killed during a save, and one while idle
+    assert text.count('the training wrote this save itself') == 1
+    assert text.count('had ended and was started again') == 2
+    # Two workers of the training, one of each evaluation, and the tracker of shared resources.
     assert events.count('os.fork') == (2 + 3 if method == 'fork' else 2)
     assert events.count('os.spawn') == (0 if method == 'fork' else 3 + 1)
 
 
 def train_often(work: str, runs: int, method: str) -> None:
-    """Each run saves and starts the workers of its evaluation at the end of its only epoch."""
+    """Train repeatedly; each run saves and starts evaluation workers at the end of its epoch."""
     torch.set_num_threads(1)
     for number in range(runs):
         folder = Path(work) / str(number)

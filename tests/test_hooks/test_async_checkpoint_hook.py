@@ -346,9 +346,14 @@ class Elsewhere(BaseStorageBackend):
 @pytest.mark.parametrize(
     ('kind', 'backend', 'is_sharded', 'says'),
     [
-        (SavesItself, None, False, 'SavesItself saves in a way of its own'),
-        (Runner, None, True, 'Sharded may hold no more than a part of the model'),
-        (Runner, dict(backend='elsewhere'), False, 'is reached through Elsewhere'),
+        (SavesItself, None, False, 'SavesItself does not save with Runner.save_checkpoint'),
+        (Runner, None, True, 'Sharded may hold only a part of the model'),
+        (
+            Runner,
+            dict(backend='elsewhere'),
+            False,
+            'the folder is not local (file backend Elsewhere)',
+        ),
     ],
 )
 def test_what_is_left_to_stock(
@@ -383,7 +388,9 @@ def test_flexible_runner_saves_in_its_own_way(tmp_path: Path) -> None:
         runner.train()
     assert left_by(roots[1]) == left_by(roots[0])
     assert 'work/iter_12.pth' in left_by(roots[1])
-    assert 'FlexibleRunner saves in a way of its own' in logged_lines(runner, 'WARNING')
+    assert 'FlexibleRunner does not save with Runner.save_checkpoint' in (
+        logged_lines(runner, 'WARNING')
+    )
 
 
 def test_the_marker_of_another_runner_is_its_own(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_signal_to_dist_train(number: signal.Signals, to_group: bool, tmp_path: 
     assert files(work) == [marked(work).name]
     assert 'Traceback' not in rest
     assert rest.count(f'newest checkpoint: {marked(work)}') == 1
-    assert rest.count('with the same command and --resume') == 1
+    assert rest.count('add --resume to the same command') == 1
 
 
 @pytest.mark.slow  # its quick siblings are in tests/test_loops/test_rank_failure.py

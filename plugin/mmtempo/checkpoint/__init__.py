@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, when, where, and how it is loaded."""
+"""Asynchronous, crash-safe checkpoints: content, folder, writer, resume and safe loading."""

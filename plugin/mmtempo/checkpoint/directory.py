@@ -1,4 +1,4 @@
-"""Where checkpoints go: whether we can write there, whether there is room, what is whole."""
+"""Prepare the folder of checkpoints: lock, disk space, leftovers and the file to resume from."""
 
 from __future__ import annotations
 
@@ -21,42 +21,52 @@ from mmtempo.checkpoint.io.disk_space import remove_leftovers, shortage
 from mmtempo.checkpoint.io.writer_process import remove, replace_durably
 from mmtempo.system.folder_lock import FolderLock
 from mmtempo.utils.runner import optimizers_of, unwrapped
+from mmtempo.utils.units import counted, size
 
 from .resume import MARKER, is_elsewhere, kept_steps, newest_whole
 
 
 def why_stock(runner: Any, backend: Any) -> str | None:
-    """Why checkpoints cannot be saved in our way; None where they can."""
+    """Return why only `CheckpointHook` can save these checkpoints, or None.
+
+    Args:
+        runner: Runner of the training.
+        backend: File backend of the folder of checkpoints.
+    """
     if getattr(type(runner), 'save_checkpoint', None) is not Runner.save_checkpoint:
-        return f'{type(runner).__name__} saves in a way of its own'
+        return f'{type(runner).__name__} does not save with Runner.save_checkpoint'
     model = runner.model
     if is_model_wrapper(model) and not isinstance(model, (DistributedDataParallel, DataParallel)):
-        return f'{type(model).__name__} may hold no more than a part of the model'
+        return f'{type(model).__name__} may hold only a part of the model'
     for optimizer in optimizers_of(runner):
         if isinstance(optimizer, ZeroRedundancyOptimizer):
-            return f'{type(optimizer).__name__} holds a part of its state only'
+            return f'{type(optimizer).__name__} holds only a part of its state'
         if not hasattr(optimizer, 'register_step_pre_hook'):
-            return f'{type(optimizer).__name__} does not say when it changes the parameters'
+            return f'{type(optimizer).__name__} has no register_step_pre_hook'
     if not isinstance(backend, LocalBackend):
-        return f'the folder is reached through {type(backend).__name__}'
+        return f'the folder is not local (file backend {type(backend).__name__})'
     return None
 
 
 def resolved(runner: Any, out_dir: Any) -> str:
-    """The folder of the checkpoints, as stock will have it."""
+    """Return the folder of the checkpoints, as stock derives it from `out_dir`."""
     if out_dir is None or str(out_dir) == runner.work_dir:
         return runner.work_dir
     return osp.join(str(out_dir), osp.basename(runner.work_dir.rstrip(osp.sep)))
 
 
 def is_about_to_train(runner: Any) -> bool:
-    """Whether `before_run` is that of a training, and not of an evaluation or a test."""
-    loop = getattr(runner, '_train_loop', None)  # the property would build it
+    """Return whether `before_run` belongs to a training, not to an evaluation or a test."""
+    loop = getattr(runner, '_train_loop', None)  # the property would build the loop
     return isinstance(loop, BaseLoop) and getattr(loop, 'iter', 0) < getattr(loop, 'max_iters', 1)
 
 
 def lock(runner: Any, hook: Any, out_dir: Any) -> FolderLock:
-    """Lock the folders that a training writes into; of no folders except in the main process."""
+    """Lock the folders that a training writes to, in the main process.
+
+    Returns:
+        The lock; in the other processes one without folders.
+    """
     folders = [runner.work_dir]
     if '://' not in str(out_dir) and hook.backend_args is None:
         folders.append(resolved(runner, out_dir))
@@ -72,9 +82,13 @@ def lock(runner: Any, hook: Any, out_dir: Any) -> FolderLock:
 
 
 def repair_marker(runner: Any, folder: str) -> None:
-    """Have `resume=True` take the newest whole checkpoint instead of a broken one.
+    """Make `resume=True` load the newest whole checkpoint instead of a broken one.
 
-    The runner reads nothing but the marker, so the marker is rewritten.
+    The runner only reads the marker `last_checkpoint`, so the marker is rewritten.
+
+    Args:
+        runner: Runner of the training.
+        folder: Folder of the checkpoints.
     """
     if not runner._resume or runner._load_from is not None:
         return
@@ -87,24 +101,24 @@ def repair_marker(runner: Any, folder: str) -> None:
         folders = [runner.work_dir, folder, *(resolved(runner, one) for one in out_dirs)]
         path, problems = newest_whole(runner.work_dir, folders, takes_folders)
         for problem in problems:
-            runner.logger.warning(f'Not resumed from: {problem}')
+            runner.logger.warning(f'Checkpoint skipped on resume: {problem}')
         if path is not None and problems:
-            runner.logger.warning(f'{marker} names {path} from now on.')
+            runner.logger.warning(f'{marker}: rewritten to name {path}.')
             replace_durably(marker, lambda file: file.write(path.encode()))
         elif path is not None and is_elsewhere(path, folders):
             runner.logger.warning(
-                f'{marker} names {path}, which is in another folder than the checkpoints of this '
-                f'training ({folder}). To resume from another one, name it (--resume PATH).'
+                f'{marker}: {path} is in another folder than the checkpoints of this training '
+                f'({folder}); to resume from another file, use --resume PATH.'
             )
         elif path is None and osp.isfile(marker):
-            os.remove(marker)  # it is empty, and there is nothing it could name
+            os.remove(marker)  # it is empty, and there is no checkpoint to name
 
     _in_main_process(repair)
     barrier()
 
 
 def _in_main_process(action: Callable[[], None]) -> None:
-    """Call it in the main process; raise its error in all, which wait for its end."""
+    """Call a function in the main process; all processes wait for it and raise its error."""
     outcome: list[Any] = [None]
     if is_main_process():
         try:
@@ -117,7 +131,11 @@ def _in_main_process(action: Callable[[], None]) -> None:
 
 
 def prefer_own_best(hook: Any) -> None:
-    """In a copied work dir, let the next best replace the copy, and not the original's file."""
+    """In a copied work dir, let the next best checkpoint replace the copied file.
+
+    A checkpoint names the best file by its absolute path. In a copy that is the file of the
+    original, which the next best checkpoint would remove.
+    """
     if getattr(hook, 'best_ckpt_path', None):
         hook.best_ckpt_path = _own(hook.best_ckpt_path, hook.out_dir)
     for key, path in list(getattr(hook, 'best_ckpt_path_dict', {}).items()):
@@ -130,9 +148,9 @@ def _own(path: str, folder: str) -> str:
 
 
 def prepare(runner: Any, hook: Any) -> None:
-    """Make the folder, clear what a crash has left, and say whether there is room."""
-    # Once, and not at each save: a mount that vanishes must not become a folder.
-    # A folder that is named by a number is made at its save.
+    """Create the folder, remove leftovers of a crash, and warn if disk space is too small."""
+    # Once, not at each save: an unmounted drive must not be replaced by a new folder. A folder
+    # whose name contains the number of the save is created at that save.
     fixed = hook.filename_tmpl.partition('{')[0]
     of_names = osp.dirname(osp.join(hook.out_dir, fixed))
     os.makedirs(of_names, exist_ok=True)
@@ -140,61 +158,61 @@ def prepare(runner: Any, hook: Any) -> None:
         removed = remove_leftovers(folder)
         if removed:
             runner.logger.info(
-                f'Removed from {folder} what an interrupted save had left: {", ".join(removed)}.'
+                f'{folder}: removed leftovers of an interrupted save: {", ".join(removed)}.'
             )
-    there = _steps(hook)
-    _warn_of_earlier(runner, hook, there)
-    _remove_replaced(runner, hook, there)
-    size = expected_size(runner, hook.save_optimizer)
+    existing = _steps(hook)
+    _warn_of_earlier(runner, hook, existing)
+    _remove_replaced(runner, hook, existing)
+    bytes_of_one = expected_size(runner, hook.save_optimizer)
     files = _number_of_files(runner, hook)
-    missing = shortage(hook.out_dir, size, files)
+    missing = shortage(hook.out_dir, bytes_of_one, files)
     if missing:
         runner.logger.warning(
-            f'{hook.out_dir}: {files} checkpoints of about {size / 1e6:.0f} MB do not fit, '
-            f'{missing / 1e6:.0f} MB are missing. Free some, or set '
+            f'{hook.out_dir}: {counted(files, "checkpoint")} of about {size(bytes_of_one)} exceed '
+            f'the free disk space by {size(missing)}; free some, or set '
             'default_hooks.checkpoint.max_keep_ckpts or out_dir.'
         )
 
 
-def _warn_of_earlier(runner: Any, hook: Any, there: dict[int, str]) -> None:
-    """Name the checkpoints that a training which starts anew is going to replace."""
-    if runner.iter or not there:
+def _warn_of_earlier(runner: Any, hook: Any, existing: dict[int, str]) -> None:
+    """Warn about checkpoints that a training from the start will replace."""
+    if runner.iter or not existing:
         return
-    names = [osp.basename(path) for _, path in sorted(there.items())]
+    names = [osp.basename(path) for _, path in sorted(existing.items())]
     shown = ', '.join(names if len(names) < 5 else [*names[:2], '...', names[-1]])
     runner.logger.warning(
-        f'{hook.out_dir}: {len(names)} checkpoint(s) of an earlier training ({shown}) are there, '
-        'and this one, which starts anew, replaces those of the same name; resume=True (--resume) '
-        'continues the earlier one, and another work_dir (--work-dir) keeps its files.'
+        f'{hook.out_dir}: found {counted(len(names), "checkpoint")} of an earlier training '
+        f'({shown}); this training starts from the beginning and replaces files of the same name. '
+        'Use resume=True (--resume) to continue, or another work_dir (--work-dir) to keep them.'
     )
 
 
-def _remove_replaced(runner: Any, hook: Any, there: dict[int, str]) -> None:
-    """Remove checkpoints that retention had chosen when a kill came before their removal.
+def _remove_replaced(runner: Any, hook: Any, existing: dict[int, str]) -> None:
+    """Remove checkpoints that `max_keep_ckpts` had selected when a kill prevented their removal.
 
-    Such a file is older than all that are kept, and was itself saved under retention. What was
-    saved without it, copied or renamed stays.
+    Such a file is older than all that are kept, and was itself saved with `max_keep_ckpts`. Files
+    that were saved without it, copied or renamed are kept.
     """
     kept = list(getattr(hook, 'keep_ckpt_ids', ()))
-    # The message hub has one list, that of the last hook that saved.
+    # The message hub has a single list, that of the last hook that saved.
     is_shared = sum(isinstance(other, CheckpointHook) for other in runner.hooks) > 1
-    if is_shared or not there.keys() >= set(kept):
+    if is_shared or not existing.keys() >= set(kept):
         return
-    for step, path in there.items():
+    for step, path in existing.items():
         with contextlib.suppress(ValueError, OSError):  # unreadable, or of another user
             if kept and step < min(kept) and kept_steps(path)[-1:] == [step]:
                 remove(path)
                 runner.logger.info(
-                    f'Removed {path}, which an interrupted save had left above '
+                    f'{path}: removed, since an interrupted save left more than '
                     f'max_keep_ckpts={hook.max_keep_ckpts}.'
                 )
 
 
 def _steps(hook: Any) -> dict[int, str]:
-    """Return the files that are named as the hook names its own, by their number."""
+    """Return the files that match the hook's `filename_tmpl`, by their number."""
     folder, template = osp.split(osp.join(hook.out_dir, hook.filename_tmpl))
     parts = re.split(r'\{[^}]*\}', template, maxsplit=1)
-    if len(parts) == 1:  # one name, or a folder for each number
+    if len(parts) == 1:  # a fixed name, or a folder for each number
         return {}
     begin, end = map(re.escape, parts)
     found = {}
@@ -206,23 +224,23 @@ def _steps(hook: Any) -> dict[int, str]:
 
 
 def expected_size(runner: Any, with_optimizer: bool) -> int:
-    """Bytes of a checkpoint, about: an optimizer that has not stepped yet has no state."""
-    size = sum(tensor.nbytes for tensor in unwrapped(runner.model).state_dict().values())
+    """Return the approximate bytes of a checkpoint, also before the optimizer has a state."""
+    number = sum(tensor.nbytes for tensor in unwrapped(runner.model).state_dict().values())
     if not with_optimizer:
-        return size
+        return number
     for optimizer in optimizers_of(runner):
         for group in optimizer.param_groups:
             averages = 2 if 'betas' in group else int(bool(group.get('momentum')))
-            size += averages * sum(parameter.nbytes for parameter in group['params'])
-    return size
+            number += averages * sum(parameter.nbytes for parameter in group['params'])
+    return number
 
 
 def _number_of_files(runner: Any, hook: Any) -> int:
-    """How many more there will be at once: those that are kept, and one that is being written."""
-    there = sum(name.endswith('.pth') for name in os.listdir(hook.out_dir))
+    """Return how many more files will exist at a time: the kept ones and one being written."""
+    existing = sum(name.endswith('.pth') for name in os.listdir(hook.out_dir))
     best = len(hook.save_best or ())
     if hook.max_keep_ckpts > 0:
-        return max(1, hook.max_keep_ckpts + best + 1 - there)
+        return max(1, hook.max_keep_ckpts + best + 1 - existing)
     done, total = (
         (runner.epoch, runner.max_epochs) if hook.by_epoch else (runner.iter, runner.max_iters)
     )

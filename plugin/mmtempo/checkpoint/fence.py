@@ -1,4 +1,4 @@
-"""Stands between a snapshot and whatever would change what it has not copied yet."""
+"""Hold the training back until a snapshot has copied what the training changes next."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from mmengine.hooks import EMAHook, Hook, ParamSchedulerHook
 from mmtempo.utils.modules import layers_of
 from mmtempo.utils.runner import optimizers_of
 
-# Their hooks change no weights, but for the averages of `EMAHook`; schedules change the optimizer.
-KNOWN = ('mmengine.', 'mmseg.', 'mmtempo.')
+# Hooks of these packages change no weights except for `EMAHook`, which swaps in its averages;
+# schedules change the optimizer.
+KNOWN_PACKAGES = ('mmengine.', 'mmseg.', 'mmtempo.')
 SAVING = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')
 
 
 class SnapshotFence(Hook):
-    """While it is up, calls `fence` before anything may change parameters; a runner's first hook.
+    """Hook that, while armed, calls `fence` before parameters may change.
 
-    No stage of a hook lies between the backward pass and the optimizer's step, so each optimizer
-    gets a hook of torch's, for so long. That one is not called where an update is left out, as
-    after an overflow; the averages of `EMAHook` are updated all the same, at `after_train_iter`.
+    It is the first hook of a runner. Between the backward pass and the optimizer step no method of
+    a hook is called, so each optimizer has a pre-hook of torch while the fence is armed. That one
+    is not called where an update is skipped, as after an overflow, but `EMAHook` then updates its
+    averages all the same, in `after_train_iter`: the fence is therefore called there too.
 
     Args:
-        fence: Returns when the state may change, and whether it must be asked again before the
-            next change.
-        on_activity: Called when the training goes on from between two iterations.
+        fence: Function that returns when the state may change. Its result says whether it must be
+            called again before the next change.
+        on_activity: Function to call when the training continues after the end of an iteration.
     """
 
     priority = 'HIGHEST'
@@ -36,17 +38,20 @@ class SnapshotFence(Hook):
         self._fence, self._on_activity = fence, on_activity
         self._optimizers: list[Any] = []
         self._handles: list[Any] = []
-        self._is_early = self._is_up = self._is_traced = False
+        self._is_early = self._is_armed = self._is_traced = False
 
     def install(self, runner: Any) -> bool:
-        """Take the first place among the hooks; False where it has it already."""
+        """Insert this hook before all others; return False if it is installed already."""
         if self in runner.hooks:
             return False
         runner.hooks.insert(0, self)
         return True
 
     def observe(self, runner: Any) -> None:
-        """From now on, nobody changes parameters unseen while it is up."""
+        """Take the optimizers of a runner, and find out which hooks may change its weights early.
+
+        From now on, no parameter changes without a call of `fence` while the fence is armed.
+        """
         self.ignore()
         early = [hook for hook in runner.hooks if has_user_code(hook, 'before_train_iter')]
         self._is_early = bool(early)
@@ -56,30 +61,33 @@ class SnapshotFence(Hook):
                 'checkpoints are copied before it is called.'
             )
         self._optimizers = optimizers_of(runner)
-        # A step that is compiled is compiled anew where its optimizer has got other hooks.
+        # A compiled step is compiled again when the hooks of its optimizer change, so the pre-hook
+        # then stays attached.
         self._is_traced = any('train_step' in vars(layer) for layer in layers_of(runner.model))
         if self._is_traced:
             self._attach()
 
     def ignore(self) -> None:
-        self._is_up = self._is_traced = False
+        """Disarm the fence and release the optimizers."""
+        self._is_armed = self._is_traced = False
         self._detach()
         self._optimizers = []
 
     def arm(self) -> None:
-        """Until `fence` says that it need not be asked again."""
-        self._is_up = True
+        """Call `fence` before each change, until it says that no further call is needed."""
+        self._is_armed = True
         if not self._handles:
             self._attach()
 
     def disarm(self) -> None:
-        self._is_up = False
+        """Stop calling `fence`."""
+        self._is_armed = False
         if not self._is_traced:
             self._detach()
 
     def _attach(self) -> None:
         hook: Any = self._before_step
-        if self._is_traced:  # and where anything has changed that it has looked at
+        if self._is_traced:  # tracing it would compile again when the attributes it reads change
             hook = torch.compiler.disable(hook)
         self._handles = [one.register_step_pre_hook(hook) for one in self._optimizers]
 
@@ -89,17 +97,17 @@ class SnapshotFence(Hook):
         self._handles = []
 
     def _before_step(self, *args: Any, **kwargs: Any) -> None:
-        if self._is_up:
-            self._fence()  # torch goes through its hooks: none can be taken away here
+        if self._is_armed:
+            self._fence()  # torch iterates over the pre-hooks, so none can be removed here
 
     def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
         self._on_activity()
-        if self._is_early and self._is_up:
+        if self._is_early and self._is_armed:
             self._fence()
 
     def _pass(self, *args: Any, **kwargs: Any) -> None:
         self._on_activity()
-        if self._is_up and not self._fence():
+        if self._is_armed and not self._fence():
             self.disarm()
 
     after_train_iter = before_train_epoch = after_train_epoch = _pass
@@ -107,13 +115,13 @@ class SnapshotFence(Hook):
 
 
 def has_user_code(hook: Hook, *stages: str) -> bool:
-    """Whether a hook has code of a user at one of these stages."""
-    own = (getattr(type(hook), stage) for stage in stages)
-    return any(not stage.__module__.startswith(KNOWN) for stage in own)
+    """Return whether a user has overridden any of these methods of a hook."""
+    methods = (getattr(type(hook), stage) for stage in stages)
+    return any(not method.__module__.startswith(KNOWN_PACKAGES) for method in methods)
 
 
 def change_weights_after(saver: Hook, runner: Any) -> list[str]:
-    """Return the types of hooks that may change weights after `saver` at a stage of saves."""
+    """Return the types of the hooks after `saver` that may change weights when it saves."""
     return [
         type(hook).__name__
         for hook in hooks_after(saver, runner)
@@ -122,13 +130,13 @@ def change_weights_after(saver: Hook, runner: Any) -> list[str]:
 
 
 def may_read_files(saver: Hook, runner: Any) -> list[str]:
-    """Return the types of hooks of users that are called after `saver` at a stage of saves."""
+    """Return the types of the hooks of users that are called after `saver` when it saves."""
     return [
         type(hook).__name__ for hook in hooks_after(saver, runner) if has_user_code(hook, *SAVING)
     ]
 
 
 def hooks_after(saver: Hook, runner: Any) -> list[Hook]:
-    """Return the hooks after `saver`; all where another hook or a script calls it."""
+    """Return the hooks after `saver`, or all hooks if another hook or a script calls it."""
     hooks: list[Hook] = runner.hooks
     return hooks[hooks.index(saver) + 1 :] if saver in hooks else hooks

@@ -1,4 +1,4 @@
-"""Whether a model's weights are finite: on their device, and in the copies of a checkpoint."""
+"""Check whether the weights of a model are finite, on their device or as copies of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mmtempo.device.host_copy import HostCopy
 
 
 class NonFiniteWeights(ValueError):
-    """A copy of the weights holds nan or infinity, so it is not published as a checkpoint.
+    """A copy of the weights contains nan or infinity, so it is not published as a checkpoint.
 
     Args:
-        names: The bad tensors.
-        iteration: Number of the iteration after which they were copied, from 0.
-        ends_run: Whether the training ends because of it.
+        names: Names of the bad tensors.
+        iteration: Index of the iteration after which they were copied, from 0.
+        ends_run: Whether the training ends because of this error.
     """
 
     def __init__(self, names: list[str], iteration: int, ends_run: bool) -> None:
@@ -27,33 +27,33 @@ class NonFiniteWeights(ValueError):
 
 
 class JudgedWeights:
-    """The tensors of a model that must be finite, by name.
+    """Selection of the tensors of a model that must be finite.
 
-    ====================  ==============================================
-    tensor                must not hold
-    ====================  ==============================================
+    ====================  ==================================================
+    tensor                must not contain
+    ====================  ==================================================
     trainable parameter   nan, infinity
-    frozen parameter      not judged (`requires_grad=False`)
-    buffer                nan; an attention mask may well hold infinity
-    ====================  ==============================================
+    frozen parameter      not checked (`requires_grad=False`)
+    buffer                nan; infinity is legitimate in an attention mask
+    ====================  ==================================================
 
-    A tensor that holds nan or infinity at construction does so on purpose, and is not judged
-    later: averages of such a mask may well be nan.
+    A tensor that contains nan or infinity at construction does so on purpose and is not checked
+    later: averages of such a mask may be nan.
 
     Args:
-        model: The model at the start of its training; reading it waits for the device.
+        model: Model at the start of its training. Reading it waits for the device.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        begun = ((name, tensor, False) for name, tensor, _ in _floating(model))
-        self._exempt = frozenset(WeightsLook(begun).bad())
+        initial = ((name, tensor, False) for name, tensor, _ in _floating(model))
+        self._exempt = frozenset(WeightsLook(initial).bad())
 
     def rules(self, model: torch.nn.Module) -> dict[str, bool]:
-        """Return, by name of each judged tensor, whether it may hold infinity."""
+        """Return, for the name of each checked tensor, whether it may contain infinity."""
         return {name: may_be_infinite for name, _, may_be_infinite in self._judged(model)}
 
     def look(self, model: torch.nn.Module) -> WeightsLook:
-        """Start to judge the model as it is now, without waiting for its device."""
+        """Start to check the current values of a model, without waiting for its device."""
         return WeightsLook(self._judged(model))
 
     def _judged(self, model: torch.nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
@@ -63,10 +63,10 @@ class JudgedWeights:
 
 
 class WeightsLook:
-    """Flags of tensors that the device computes and copies to the host.
+    """Flags of bad tensors, computed on the device and copied to the host.
 
     Args:
-        tensors: Name, tensor, and whether it may hold infinity.
+        tensors: Name, tensor, and whether the tensor may contain infinity.
     """
 
     def __init__(self, tensors: Iterator[tuple[str, Tensor, bool]]) -> None:
@@ -79,11 +79,11 @@ class WeightsLook:
 
     @property
     def arrived(self) -> bool:
-        """Whether `bad` would not wait."""
+        """Whether `bad` returns without waiting for the device."""
         return all(copy.arrived for _, copy in self._copies)
 
     def bad(self) -> list[str]:
-        """Return the names of the bad tensors; waits where the flags have not arrived."""
+        """Return the names of the bad tensors; wait for flags that have not arrived."""
         return [
             name
             for names, copy in self._copies
@@ -95,12 +95,12 @@ class WeightsLook:
 def bad_copies(copies: Iterable[tuple[str, Any]], rules: Mapping[str, bool]) -> list[str]:
     """Return the names of bad tensors among host tensors.
 
-    Reads the memory of each tensor once, without a temporary; only where its sum is not finite,
-    which may be an overflow, are its values compared.
+    The sum of each tensor is computed first, which reads its memory once and needs no temporary.
+    The values are compared only if the sum is not finite, which may also be an overflow.
 
     Args:
-        copies: Names and tensors; other values are passed over.
-        rules: By name of each tensor to be judged, whether it may hold infinity.
+        copies: Names and tensors; values of other types are ignored.
+        rules: For the name of each tensor to check, whether it may contain infinity.
     """
     return [
         name
@@ -113,7 +113,7 @@ def bad_copies(copies: Iterable[tuple[str, Any]], rules: Mapping[str, bool]) -> 
 
 
 def shortened(names: list[str]) -> str:
-    """Return the first name and the number of the others."""
+    """Return the first name, and how many others there are."""
     return f'{names[0]} and {len(names) - 1} more' if len(names) > 1 else names[0]
 
 
@@ -139,4 +139,4 @@ def _is_bad(tensor: Tensor, may_be_infinite: bool) -> Tensor:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no sum
+    return tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no `sum`

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that is whole."""
+"""Find the newest whole checkpoint."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from mmtempo.checkpoint.io.archive import check_archive
 from .loading import load_from_local
 
 MARKER = 'last_checkpoint'
-BEST = 'best_'  # begins the names of those that have no optimizer
+BEST = 'best_'  # prefix of the best checkpoints, which have no optimizer
 
 
 def newest_whole(
     work_dir: str, folders: Iterable[str] = (), takes_folders: bool = False
 ) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to resume from, and why those that come first are not used.
+    """Return the checkpoint to resume from, and the reasons why better candidates are skipped.
 
     =======================================  ==================================================
-    the marker `last_checkpoint`             the checkpoint
+    marker `last_checkpoint`                 checkpoint
     =======================================  ==================================================
     names a whole file here                  that file
-    names a file elsewhere, and one of this  the file here: the work dir was copied or moved
-    name is here
-    names a whole file elsewhere             that file, as of a run with another `out_dir`
-    is missing, empty, or names what is      the one with the most iterations among the whole
-    broken, gone or no file                  ones here, and next to the named one
+    names a file elsewhere, and a file of    the file here: the work dir was copied or moved
+    the same name is here
+    names a whole file elsewhere             that file, as in a run with another `out_dir`
+    is missing or empty, or names a broken   the whole file with the most iterations here and in
+    or missing file, or a folder             the folder of the named file
     =======================================  ==================================================
 
-    Here is the work dir, and `folders`.
+    "Here" means in `work_dir` or in `folders`.
 
     Args:
-        work_dir: The folder of the marker.
+        work_dir: Folder of the marker.
         folders: Other folders with checkpoints of this training. Defaults to ().
-        takes_folders: Whether a checkpoint may be a folder, as DeepSpeed saves.
+        takes_folders: Whether a checkpoint may be a folder, as saved by DeepSpeed.
             Defaults to False.
 
     Returns:
-        None where there is nothing to resume from and the training starts anew.
+        Path and reasons; the path is None if the training starts from the beginning.
 
     Raises:
-        ValueError: There are checkpoints, and all are broken.
+        ValueError: There are checkpoints, and all of them are broken.
     """
     marker = osp.join(work_dir, MARKER)
     places = list(dict.fromkeys(map(osp.abspath, [work_dir, *folders])))
@@ -70,31 +70,31 @@ def newest_whole(
     if path is not None:
         return path, problems
     if named is None:
-        return None, problems[1:]  # a save that was killed before the marker, if anything
+        return None, problems[1:]  # at most the first save, killed before it wrote the marker
     if named == '' and len(problems) == 1:
         return None, problems  # a run that ended before its first save
     listed = '\n  '.join(problems)
     raise ValueError(
-        f'there is no checkpoint to resume from in {", ".join(places)}:\n  {listed}\n'
-        'name another one (--resume PATH, or load_from), or start anew in another work_dir'
+        f'no checkpoint to resume from in {", ".join(places)}:\n  {listed}\n'
+        'use another one (--resume PATH, or load_from), or start a new run in another work_dir'
     )
 
 
 def is_elsewhere(path: str, folders: Iterable[str]) -> bool:
-    """Whether a local file is in none of the folders."""
+    """Return whether a local file is outside of all the folders."""
     if '://' in path or not osp.dirname(path):
         return False
     return osp.realpath(osp.dirname(path)) not in map(osp.realpath, folders)
 
 
 def newest_of(cfg: Any) -> tuple[str | None, list[str]]:
-    """Return `newest_whole` of the folders that a config puts its checkpoints into."""
+    """Return `newest_whole` for the folders of the checkpoints of a config."""
     takes_folders = cfg.get('runner_type', 'Runner') != 'Runner'
     return newest_whole(cfg.work_dir, out_dirs_of(cfg), takes_folders)
 
 
 def out_dirs_of(cfg: Any) -> list[str]:
-    """Return the local folders other than the work dir that checkpoints of a config go to."""
+    """Return the local folders of checkpoints of a config, except for the work dir."""
     default = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     hooks = [default, *(hook for hook in cfg.get('custom_hooks') or () if isinstance(hook, dict))]
     name = osp.basename(osp.abspath(cfg.work_dir))
@@ -109,18 +109,18 @@ def out_dirs_of(cfg: Any) -> list[str]:
 
 
 def how_to_go_on(cfg: Any) -> str:
-    """Where an interrupted training can be taken up again; nothing where it cannot."""
+    """Return how to resume an interrupted training, as the end of a sentence, or ''."""
     try:
         newest, _ = newest_of(cfg) if isinstance(cfg, Config) else (None, [])
     except ValueError:
-        return ''  # none of them is whole; --resume says so, one by one
+        return ''  # no whole checkpoint; --resume lists the reasons
     if newest is None:
         return ''
-    return f'; newest checkpoint: {newest}\ngo on from it with the same command and --resume'
+    return f'; newest checkpoint: {newest}\nto resume from it, add --resume to the same command'
 
 
 def kept_steps(path: str) -> list[int]:
-    """Return the steps whose checkpoints a training kept when it saved this one."""
+    """Return the steps whose checkpoints `max_keep_ckpts` kept when this one was saved."""
     hub = _content(path).get('message_hub')
     info = hub.get('runtime_info') if isinstance(hub, dict) else None
     steps = info.get('keep_ckpt_ids') if isinstance(info, dict) else None
@@ -142,7 +142,14 @@ def _same_name(named: str, places: list[str]) -> str | None:
 def _newest_of_whole(
     places: list[str], first: str | None, skipped: str | None, problems: list[str]
 ) -> str | None:
-    """Return `first` if it is whole, else the one that is furthest; note why others are not."""
+    """Return `first` if it is whole, else the whole file with the most iterations.
+
+    Args:
+        places: Folders to search.
+        first: File that takes precedence.
+        skipped: File that was rejected before.
+        problems: List that receives the reasons why files are skipped.
+    """
     found = []
     for path in _checkpoints(place for place in places if osp.isdir(place)):
         if skipped and osp.isfile(skipped) and osp.samefile(path, skipped):
@@ -163,7 +170,7 @@ def _newest_of_whole(
 
 
 def _reason(named: str, marker: str) -> str | None:
-    """Why the checkpoint that the marker names is not to be used."""
+    """Return why the checkpoint that the marker names cannot be used, or None."""
     if not named:
         return f'{marker} is empty'
     if osp.isdir(named):
@@ -175,9 +182,9 @@ def _reason(named: str, marker: str) -> str | None:
         return f'{named}: {broken}'
     try:
         is_training = _iterations(named) is not None
-    except ValueError as error:  # it is whole, but not what we read: it may run code
+    except ValueError as error:  # it is whole, but refused: it may run code
         return str(error).replace('\n', '. ')
-    return None if is_training else f'{named}: it holds no state of a training'
+    return None if is_training else f'{named}: it has no training state (message_hub, meta.iter)'
 
 
 def _checkpoints(folders: Iterable[str]) -> list[str]:
@@ -190,7 +197,7 @@ def _checkpoints(folders: Iterable[str]) -> list[str]:
 
 
 def _iterations(path: str) -> int | None:
-    """Return how far a training was; None where the file holds none, as one that was published."""
+    """Return the completed iterations, or None for a file without them, as a published one."""
     content = _content(path)
     if 'message_hub' not in content:
         return None
@@ -200,6 +207,6 @@ def _iterations(path: str) -> int | None:
 
 
 def _content(path: str) -> dict:
-    """Read a file's table of contents, not its tensors; {} where it is no checkpoint."""
+    """Load a file without reading its tensors; return {} if it is no checkpoint."""
     content: Any = load_from_local(path, 'cpu', mmap=True, check=False)
     return content if isinstance(content, dict) else {}

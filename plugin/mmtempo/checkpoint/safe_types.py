@@ -1,9 +1,9 @@
-"""Checked stand-ins for what a checkpoint of mmengine names beyond torch's own allow-list.
+"""Checked stand-ins for globals of a checkpoint of mmengine that torch does not allow.
 
-A pickle makes an object in steps (type, arguments, state), and the file controls each. The real
-`numpy.dtype` and `numpy.ndarray` trust their state: a dtype with a subarray of objects turns
-bytes of the file into a pointer. Therefore the file makes stand-ins, which store what they are
-given and do nothing else. `resolve` checks the finished values and puts the real objects in.
+A pickle builds an object in steps (type, arguments, state), and the file controls each of them.
+The real `numpy.dtype` and `numpy.ndarray` trust their state: a dtype with a subarray of objects
+turns bytes of the file into a pointer. Therefore the file builds stand-ins, which only store what
+they are given. `resolve` checks the finished values and replaces them by the real objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.torch_version import TorchVersion
 NUMBERS = frozenset(
     ('b1', 'i1', 'u1', 'i2', 'u2', 'i4', 'u4', 'i8', 'u8', 'f2', 'f4', 'f8', 'c8', 'c16')
 )
-LONGEST = 1 << 20  # characters of a numpy string
+LONGEST = 1 << 20  # most characters of a numpy string
 MOST_DIMENSIONS = 32
 LAST_CHARACTER = 0x10FFFF
 STATISTICS = ('min', 'max', 'current', 'mean')
@@ -31,18 +31,18 @@ ANNEALING = ('_annealing_cos', '_annealing_linear')
 
 
 class StandIn:
-    """An object as far as the file has described it."""
+    """Placeholder of an object that stores what the file describes."""
 
-    # Real arrays cannot be keys either, and `resolve` does not look at keys.
+    # Real arrays are not hashable either, and `resolve` does not replace keys.
     __hash__: Any = None
 
     def real(self) -> Any:
-        """Check what the file has given, and make the object that it describes."""
+        """Check the description, and return the object."""
         raise NotImplementedError
 
 
 class _Dtype(StandIn):
-    """`numpy.dtype` of a plain number or string."""
+    """Stand-in for a `numpy.dtype` of plain numbers or strings."""
 
     _code: Any = None
     _state: Any = None
@@ -56,16 +56,16 @@ class _Dtype(StandIn):
     def real(self) -> np.dtype:
         code = self._code
         if type(code) is not str or not (code in NUMBERS or _is_string(code)):
-            asked = code[:20] if type(code) is str else type(code).__name__
-            raise ValueError(f'numpy dtype {asked!r}: expected a plain number or string')
-        found = np.dtype(code)
+            shown = code[:20] if type(code) is str else type(code).__name__
+            raise ValueError(f'numpy dtype {shown!r}: expected a plain number or string')
+        dtype = np.dtype(code)
         state = self._state
         if state is None:
-            return found
+            return dtype
         if type(state) is not tuple or len(state) != 8 or not _are_ints(state[5:]):
             raise ValueError(f'numpy dtype {code}: its state is malformed')
         version, order, *subarray_and_fields = state[:5]
-        sizes = ((-1, -1), (found.itemsize, found.alignment))
+        sizes = ((-1, -1), (dtype.itemsize, dtype.alignment))
         if (
             type(version) is not int
             or version != 3
@@ -75,11 +75,11 @@ class _Dtype(StandIn):
             or state[5:7] not in sizes
         ):
             raise ValueError(f'numpy dtype {code}: its state is not that of a plain type')
-        return found if order in _NATIVE else found.newbyteorder('S')
+        return dtype if order in _NATIVE else dtype.newbyteorder('S')
 
 
 class _Array(StandIn):
-    """`numpy.ndarray` of plain numbers or strings."""
+    """Stand-in for a `numpy.ndarray` of plain numbers or strings."""
 
     _state: Any = None
 
@@ -104,11 +104,13 @@ class _Array(StandIn):
         ):
             raise ValueError('numpy array: its state is not that of plain numbers or strings')
         view = _array_of(raw, shape, kind.real(), fortran=bool(fortran))
-        return view.astype(view.dtype.newbyteorder('='), order='K')  # a copy, native as numpy's
+        return view.astype(
+            view.dtype.newbyteorder('='), order='K'
+        )  # a copy in native byte order, as numpy makes
 
 
 class _History(StandIn):
-    """`HistoryBuffer`, from its state or from its two arrays."""
+    """Stand-in for a `HistoryBuffer`, built from its state or from its two arrays."""
 
     _logs: Any = None
     _counts: Any = None
@@ -129,7 +131,7 @@ class _History(StandIn):
             raise ValueError('HistoryBuffer: its state has other keys than mmengine writes')
         length = state['max_length']
         if type(length) is not int or length < 0:
-            raise ValueError('HistoryBuffer: its max_length is no number of values')
+            raise ValueError('HistoryBuffer: its max_length is not a whole number from 0 on')
         logs, counts = _histories(state['_log_history'], state['_count_history'])
         content = dict(max_length=length, _log_history=logs, _count_history=counts)
         if 'statistics_methods' in state:
@@ -140,9 +142,9 @@ class _History(StandIn):
 
 
 class _Function(StandIn):
-    """A function that the file names; it cannot be called through this."""
+    """Stand-in for a function, which cannot be called."""
 
-    __hash__ = object.__hash__  # torch keeps allowed globals in a set
+    __hash__ = object.__hash__  # torch keeps the allowed globals in a set
 
     def __init__(self, function: Callable) -> None:
         self._function = function
@@ -152,7 +154,7 @@ class _Function(StandIn):
 
 
 class _Owner(StandIn):
-    """A class that the file names only to name its functions."""
+    """Stand-in for a class that is only named to access its functions."""
 
     __hash__ = object.__hash__
 
@@ -161,11 +163,11 @@ class _Owner(StandIn):
         self.functions: dict[str, Callable] = {}
 
     def real(self) -> Any:
-        raise ValueError(f'{self.path} may only be named for its functions')
+        raise ValueError(f'{self.path}: only its functions may be named')
 
 
 class _Version:
-    """`TorchVersion`, a string that has no state."""
+    """Stand-in for `TorchVersion`, a string without a state."""
 
     def __new__(cls, text: Any = '') -> Any:
         if type(text) is not str:
@@ -179,19 +181,19 @@ _HISTORY.functions.update((name, getattr(HistoryBuffer, name)) for name in STATI
 
 def _attribute(owner: Any, name: Any) -> _Function:
     """Stand in for `getattr`, by which a pickle names the functions of a class."""
-    found = _HISTORY if owner is _History else owner
-    if type(found) is not _Owner or type(name) is not str or name not in found.functions:
-        asked = name[:80] if type(name) is str else type(name).__name__
-        path = found.path if type(found) is _Owner else type(owner).__name__
+    known = _HISTORY if owner is _History else owner
+    if type(known) is not _Owner or type(name) is not str or name not in known.functions:
+        shown = name[:80] if type(name) is str else type(name).__name__
+        path = known.path if type(known) is _Owner else type(owner).__name__
         raise ValueError(
-            f'the checkpoint asks for attribute {asked!r} of {path}; only statistics of '
-            'HistoryBuffer and annealing functions of OneCycleParamScheduler may be named'
+            f'the checkpoint names attribute {shown!r} of {path}; expected a statistic of '
+            'HistoryBuffer or an annealing function of OneCycleParamScheduler'
         )
-    return _Function(found.functions[name])
+    return _Function(known.functions[name])
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    """Stand in for numpy's, which every pickled array starts with."""
+    """Stand in for `numpy.core.multiarray._reconstruct`, which starts every pickled array."""
     is_empty = type(shape) is tuple and _are_ints(shape) and shape == (0,)
     if kind is not _Array or not is_empty or type(code) not in (bytes, str) or code not in _START:
         raise ValueError('numpy array: it does not start as numpy writes it')
@@ -202,21 +204,21 @@ _START = (b'b', 'b')
 
 
 def _scalar(kind: Any, raw: Any) -> Any:
-    """Stand in for numpy's; a scalar cannot change, so this is the real one."""
+    """Stand in for `numpy.core.multiarray.scalar`; a scalar is immutable, so return a real one."""
     if type(kind) is not _Dtype or type(raw) is not bytes:
         raise ValueError('numpy scalar: expected a plain type and its bytes')
     return _array_of(raw, (), kind.real())[()]
 
 
 def _config_dict(items: Any = None) -> ConfigDict:
-    """Stand in for `ConfigDict`, which takes a dict and nothing else from a pickle."""
+    """Stand in for `ConfigDict`, which a pickle builds from a dict."""
     if type(items) is not dict:
         raise ValueError('ConfigDict: expected the dict of its items')
-    return ConfigDict(items)  # resume compares pickles of metainfo: a dict would differ
+    return ConfigDict(items)  # not a dict: resume compares the pickles of metainfo
 
 
 def _no_bytes() -> bytes:
-    """Stand in for `bytes`, which a pickle of protocol 2 names for the empty string only."""
+    """Stand in for `bytes`, which a pickle of protocol 2 only names for an empty value."""
     return b''
 
 
@@ -227,7 +229,7 @@ def _slice(*bounds: Any) -> slice:
 
 
 def safe_globals() -> list[tuple[Any, str]]:
-    """Return stand-ins and the names that they stand in for, as torch's allow-list takes them."""
+    """Return stand-ins and the names that they stand for, as entries of torch's allow-list."""
     allowed: list[tuple[Any, str]] = [
         (_Array, 'numpy.ndarray'),
         (_Dtype, 'numpy.dtype'),
@@ -238,7 +240,7 @@ def safe_globals() -> list[tuple[Any, str]]:
         (_config_dict, f'{ConfigDict.__module__}.ConfigDict'),
         (_Version, 'torch.torch_version.TorchVersion'),
     ]
-    # numpy 2 moved its core; files of either version must load under either.
+    # numpy 2 renamed its core module; files of each version must load under each version.
     for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):
         allowed.append((_reconstruct, f'{module}._reconstruct'))
         allowed.append((_scalar, f'{module}.scalar'))
@@ -248,7 +250,7 @@ def safe_globals() -> list[tuple[Any, str]]:
         module, name = getattr(function, '__module__', ''), getattr(function, '__qualname__', '')
         scope, _, last = f'{module}.{name}'.rpartition('.')
         if scope == _HISTORY.path or '<' in name:
-            continue  # a lambda or a local function cannot be pickled
+            continue  # listed above, or a lambda or local function, which cannot be pickled
         if scope == module:
             allowed.append((_Function(function), f'{module}.{name}'))
         else:  # pickled as an attribute of its class
@@ -257,13 +259,13 @@ def safe_globals() -> list[tuple[Any, str]]:
 
 
 def resolve(value: Any) -> Any:
-    """Replace each stand-in in a loaded checkpoint, in place where that can be.
+    """Return a loaded checkpoint with each stand-in replaced, in place except for tuples.
 
     Args:
-        value: What `torch.load` has returned.
+        value: Value that `torch.load` has returned.
 
     Raises:
-        ValueError: What the file describes is not what numpy or mmengine writes.
+        ValueError: The file describes a value that neither numpy nor mmengine writes.
     """
     return _resolved(value, {})
 
@@ -272,27 +274,33 @@ _LEAVES = frozenset({str, int, float, bool, type(None), bytes, complex})
 
 
 def _resolved(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    """Args: `known` has what was seen by its address, and keeps it there."""
+    """Return a value with its stand-ins replaced.
+
+    Args:
+        value: Part of a checkpoint.
+        known: Values and their replacements by the address of the value. The reference to the
+            value keeps its address from being reused.
+    """
     if type(value) in _LEAVES:
         return value
     if id(value) in known:
-        found = known[id(value)][1]
-        if found is _PENDING:
+        new = known[id(value)][1]
+        if new is _PENDING:
             raise ValueError('a tuple contains itself')
-        return found
+        return new
     if isinstance(value, StandIn):
-        found = value.real()
-        known[id(value)] = value, found
-        return found
+        new = value.real()
+        known[id(value)] = value, new
+        return new
     if isinstance(value, type) and issubclass(value, (StandIn, _Version)):
-        raise ValueError('a type stands where a value is expected')
+        raise ValueError('found a type, expected a value')
     if type(value) is tuple:
         known[id(value)] = value, _PENDING
         items = [_resolved(item, known) for item in value]
-        changed = any(new is not old for new, old in zip(items, value))
-        found = tuple(items) if changed else value
-        known[id(value)] = value, found
-        return found
+        changed = any(one is not other for one, other in zip(items, value))
+        new = tuple(items) if changed else value
+        known[id(value)] = value, new
+        return new
     known[id(value)] = value, value
     if isinstance(value, dict):
         _replace(value, known)
@@ -315,15 +323,15 @@ def _replace(items: dict, known: dict[int, tuple[Any, Any]]) -> None:
 
 
 def _statistics() -> dict[str, Callable]:
-    """Return those of HistoryBuffer, and what the program has registered."""
+    """Return the statistics of HistoryBuffer, and those that the program has registered."""
     return {**_HISTORY.functions, **HistoryBuffer._statistics_methods}
 
 
 def _registered(methods: Any) -> dict[str, Callable]:
-    """Return statistics by name; the file cannot redefine one."""
+    """Return the named statistics, after a check that the file does not redefine them."""
     here = _statistics()
     if not isinstance(methods, dict):
-        raise ValueError('HistoryBuffer: its statistics are no dict')
+        raise ValueError('HistoryBuffer: its statistics are not a dict')
     for name, method in dict.items(methods):
         if type(name) is not str or type(method) is not _Function or name not in here:
             raise ValueError('HistoryBuffer: a statistic is not registered in this program')
@@ -334,10 +342,10 @@ def _registered(methods: Any) -> dict[str, Callable]:
 
 def _histories(logs: Any, counts: Any) -> list[np.ndarray]:
     if type(logs) is not _Array or type(counts) is not _Array:
-        raise ValueError('HistoryBuffer: its histories are no numpy arrays')
+        raise ValueError('HistoryBuffer: its histories are not numpy arrays')
     found = [logs.real(), counts.real()]
     if any(array.ndim != 1 or array.dtype.kind not in 'biuf' for array in found):
-        raise ValueError('HistoryBuffer: its histories are no lists of numbers')
+        raise ValueError('HistoryBuffer: its histories are not one-dimensional arrays of numbers')
     if len(found[0]) != len(found[1]):
         raise ValueError(f'HistoryBuffer: {len(found[0])} values, but {len(found[1])} counts')
     return found
@@ -346,16 +354,16 @@ def _histories(logs: Any, counts: Any) -> list[np.ndarray]:
 def _array_of(
     raw: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bool = False
 ) -> np.ndarray:
-    """Return a view of bytes that are as many as the shape asks for, and valid."""
+    """Return an array over bytes, after a check of their number and values."""
     if math.prod(shape) * dtype.itemsize != len(raw):
         raise ValueError(f'numpy array: {len(raw)} bytes for shape {shape} of {dtype}'[:200])
-    # numpy's loops rely on both.
+    # The loops of numpy rely on valid bools and characters.
     if dtype.kind == 'b' and raw.translate(None, b'\0\1'):
         raise ValueError('numpy array: a bool is neither 0 nor 1')
     if dtype.kind == 'U':
         points = np.ndarray(len(raw) // 4, np.dtype('u4').newbyteorder(dtype.byteorder), raw)
         if (points > LAST_CHARACTER).any():
-            raise ValueError('numpy string: a character is none of Unicode')
+            raise ValueError('numpy string: a character is outside of Unicode')
     return np.ndarray(shape, dtype, buffer=raw, order='F' if fortran else 'C')
 
 

@@ -1,4 +1,4 @@
-"""From what stock's code decides to save, to what a durable writer is given."""
+"""Pass what the code of stock decides to save and remove to a durable writer."""
 
 from __future__ import annotations
 
@@ -19,55 +19,54 @@ from mmtempo.checkpoint.io.snapshot import TornError
 from mmtempo.checkpoint.io.writer import DurableWriter
 from mmtempo.utils.phases import charged_to
 from mmtempo.utils.runner import unwrapped
+from mmtempo.utils.units import duration, size
 
 from .content import changed_by_updates, checkpoint_of
 from .finite_weights import NonFiniteWeights
 from .loading import why_refused
 from .weights_check import WeightsCheck
 
-# Of each runner, whichever hook began it. Several hooks share a marker, which has to name the
-# newest of their files, so each save changes the disk after the earlier ones.
+# Newest save of each runner, by any hook. Several hooks share a marker, which must name the newest
+# of their files, so each save changes the disk after the earlier ones.
 _newest: weakref.WeakKeyDictionary[Any, Save] = weakref.WeakKeyDictionary()
-
-
-_NONE = object()  # in the place of a value that is not there
+_NONE = object()  # stands for a missing value
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be saved, and the training must not go on as if it were."""
+    """A checkpoint could not be saved, and the training must not continue as if it were."""
 
 
 class DeferredRemovals:
-    """A file backend that notes what is to be removed; stock removes before it has saved.
+    """File backend that records paths to remove, since stock removes files before it saves.
 
     Args:
-        backend: Answers everything else.
+        backend: File backend for all other operations.
     """
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
-        self._noted: list[str] = []
+        self._recorded: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
-        self._noted.append(path)
+        self._recorded.append(path)
 
     rmtree = remove
 
     def take(self) -> list[str]:
-        """What was noted since the last time."""
-        noted, self._noted = self._noted, []
-        return noted
+        """Return the paths recorded since the last call."""
+        recorded, self._recorded = self._recorded, []
+        return recorded
 
 
 class SavingRunner:
-    """A runner, but for one thing: what it saves goes to `save`.
+    """Proxy of a runner whose `save_checkpoint` is another function.
 
     Args:
-        runner: Everything else.
-        save: Takes the arguments of `Runner.save_checkpoint`.
+        runner: The runner that all other attributes are read from.
+        save: Function that replaces `Runner.save_checkpoint`.
     """
 
     def __init__(self, runner: Any, save: Callable[..., None]) -> None:
@@ -79,16 +78,16 @@ class SavingRunner:
 
 
 class _HookState:
-    """What hook and hub know about the files that are there, to be put back if a save fails.
+    """Records of a hook and its message hub about existing files, restored if a save fails.
 
-    Other hooks may set the same keys of the hub meanwhile; their values stay.
+    Other hooks may set the same keys of the hub during the save; their values are kept.
     """
 
     _all: weakref.WeakSet[_HookState] = weakref.WeakSet()
 
     def __init__(self, hook: Any, hub: Any) -> None:
-        self._hook, self._hub = weakref.ref(hook), hub  # it may outlive a training that failed
-        self._attributes = {name: _copied(value) for name, value in self._attributes_of(hook)}
+        self._hook, self._hub = weakref.ref(hook), hub  # this may outlive a failed training
+        self._attributes = {name: _copy_of(value) for name, value in self._attributes_of(hook)}
         self._infos = self._infos_of(hub)
         self._set: dict[str, Any] | None = None
         self._all.add(self)
@@ -105,17 +104,18 @@ class _HookState:
         return {key: value for key, value in hub.runtime_info.items() if key.startswith(own)}
 
     def seal(self) -> None:
-        """Note what the save has set; what is set later is another hook's."""
+        """Record which entries the save has set; later entries are those of another hook."""
         now = self._infos_of(self._hub)
         self._set = {key: now[key] for key in now if now[key] is not self._infos.get(key, _NONE)}
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
+        """Restore what the save has set, in the hook and in the hub."""
         for name, value in self._attributes.items():
             setattr(self._hook(), name, value)
         if self._set is None:
             self.seal()
         assert self._set is not None
-        # Also where another save may put them back, which began when they were set.
+        # A save that began after these entries were set must not restore them either.
         holders = [one._infos for one in self._all if one._hub is self._hub]
         for infos in [self._hub.runtime_info, *holders]:
             for key, value in self._set.items():
@@ -127,17 +127,17 @@ class _HookState:
                     del infos[key]
 
 
-def _copied(value: Any) -> Any:
+def _copy_of(value: Any) -> Any:
     if isinstance(value, deque):
         return deque(value, value.maxlen)
     return dict(value) if isinstance(value, dict) else value
 
 
 class _Batch:
-    """Files that are saved together."""
+    """Files that are saved together, and seconds that the training waited before."""
 
-    def __init__(self, books: _HookState, waited: float) -> None:
-        self.books, self.waited = books, waited
+    def __init__(self, hook_state: _HookState, waited: float) -> None:
+        self.hook_state, self.waited = hook_state, waited
         self.files: list[tuple[str, dict]] = []
         self.marker: tuple[str, str] | None = None
         self.save: Save | None = None
@@ -148,7 +148,7 @@ class _Batch:
         return self.error is not None or (self.save is not None and self.save.is_done)
 
     def failure(self) -> tuple[str, BaseException] | None:
-        """What went wrong, when it is done; None where nothing did."""
+        """Return message and error of a finished save, or None if it succeeded."""
         error = self.error if self.save is None else self.save.error
         if error is None:
             return None
@@ -157,15 +157,16 @@ class _Batch:
 
 
 class CheckpointSaver:
-    """The saves of one training, one at a time.
+    """Saves of one training, one at a time.
 
     Args:
-        hook: Whose files they are; its `file_backend` is replaced until `close`.
-        runner: The training.
-        on_copying: Called when a save begins to copy the state: from now on, `fence` is to be
-            called before a change.
+        hook: Checkpoint hook that the files belong to. Its `file_backend` is replaced until
+            `close`.
+        runner: Runner of the training.
+        on_copying: Function to call when a save starts to copy the state. From then on, `fence`
+            must be called before the state changes.
         overlaps: Whether parameters may be copied until the next fence. Defaults to True.
-        timeout: Seconds that a save may take without any progress. Defaults to 600.0.
+        timeout: Seconds that a save may take without progress. Defaults to 600.0.
     """
 
     def __init__(
@@ -184,31 +185,32 @@ class CheckpointSaver:
             parameter = next(unwrapped(runner.model).parameters(), torch.empty(0))
             self._writer = DurableWriter(parameter.device, timeout, runner.logger.warning)
         self._open: _Batch | None = None
-        # A relative `out_dir` means the folder that was checked, also after `os.chdir`.
+        # A relative `out_dir` names the folder that was checked, also after `os.chdir`.
         self._cwd = os.getcwd()
-        self._running: list[_Batch] = []  # one at most
+        self._running: list[_Batch] = []  # at most one
         self._failed: CheckpointError | None = None
-        # Of a training that ended with an error nobody asks any more.
-        self._end = weakref.finalize(self, _tell, self._writer, self._running, runner.logger)
+        # No hook runs after a failure, so report at collection or interpreter exit.
+        self._end = weakref.finalize(self, _finalize, self._writer, self._running, runner.logger)
 
     @property
     def is_busy(self) -> bool:
+        """Whether a save is in progress."""
         return self._writer is not None and self._writer.is_busy
 
     @property
     def is_collecting(self) -> bool:
-        """Whether the content of a save is put together now."""
+        """Whether the content of a save is being built."""
         return self._open is not None
 
     @property
     def has_ended(self) -> bool:
-        """Whether a save has ended and is not reported yet."""
+        """Whether a save has ended that is not reported yet."""
         return bool(self._running) and self._running[0].is_done
 
     def fence(self) -> bool:
-        """Return when the state may change, and whether this must be called before the next change.
+        """Wait until the state may change; return whether to call this before the next change too.
 
-        With a device that copies while the host goes on, it must.
+        That is the case while a device copies asynchronously to the host.
         """
         if self._writer is None or not self._writer.is_copying:
             return False
@@ -218,7 +220,10 @@ class CheckpointSaver:
 
     @contextmanager
     def batch(self) -> Iterator[_Batch]:
-        """What is collected inside is written in that order, and stands or falls together."""
+        """Save the files that are added in this block together, in that order.
+
+        If any of them fails, hook and message hub are restored as if none had been saved.
+        """
         if self._open is not None:
             yield self._open
             return
@@ -229,19 +234,19 @@ class CheckpointSaver:
         try:
             with charged_to('checkpoint: staging'):
                 yield batch
-                batch.books.seal()
+                batch.hook_state.seal()
                 if batch.files:
                     self._submit(batch)
             if batch.save is not None:
                 batch.save.taken = time.perf_counter() - start
         except BaseException:
-            batch.books.put_back()
+            batch.hook_state.restore()
             raise
         finally:
             self._open = None
 
     def add(self, out_dir: str, filename: str, *_: Any, **options: Any) -> None:
-        """As `Runner.save_checkpoint`, but that the file is written with the others."""
+        """Add a file to the open batch; takes the arguments of `Runner.save_checkpoint`."""
         assert self._open is not None
         if self._writer is None:
             return
@@ -249,14 +254,18 @@ class CheckpointSaver:
             options.pop(stock_only, None)
         path = self._files.join_path(out_dir, filename)
         folder = osp.join(self._cwd, out_dir)
-        if osp.isdir(folder):  # a mount that vanishes must not become a folder
-            with suppress(OSError):  # the writer reports it
+        if osp.isdir(folder):  # an unmounted drive must not be replaced by a new folder
+            with suppress(OSError):  # the writer reports the error
                 os.makedirs(osp.join(folder, osp.dirname(filename)), exist_ok=True)
         content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
         self._open.files.append((path, content))
 
     def report(self, is_last: bool = False) -> None:
-        """Report a save that has ended, once."""
+        """Log a save that has ended, once.
+
+        Args:
+            is_last: Whether no save follows, so that a failure raises. Defaults to False.
+        """
         if not self.has_ended:
             return
         batch = self._running.pop()
@@ -269,14 +278,14 @@ class CheckpointSaver:
             for line in refusals(batch.save):
                 self._runner.logger.warning(line)
             return
-        batch.books.put_back()
+        batch.hook_state.restore()
         message, error = failure
         if isinstance(error, TornError):
             self._overlaps = False
-            message += '; from now on checkpoints are copied before the training goes on'
+            message += '; from now on checkpoints are copied before the training continues'
         message += '. The files before it are untouched'
         if isinstance(error, NonFiniteWeights) and error.ends_run:
-            self._runner.logger.error(f'{message}.')  # all processes end at once: WeightsCheck
+            self._runner.logger.error(f'{message}.')  # WeightsCheck ends all processes
             return
         if is_last or self._hook.on_error == 'raise':
             raise CheckpointError(message) from error
@@ -287,25 +296,30 @@ class CheckpointSaver:
         )
 
     def wait(self, is_last: bool = False) -> float:
-        """Until what is on its way is durable, and reported; the seconds it took."""
+        """Wait until the current save is durable, and report it; return the seconds waited.
+
+        Args:
+            is_last: Whether no save follows, so that a failure raises. Defaults to False.
+        """
         with charged_to('checkpoint: wait for the writer'):
             waited = 0.0 if self._writer is None else self._writer.wait()
         self.report(is_last)
-        if is_last and self._failed is not None:  # it was seen while there might have been more
+        if is_last and self._failed is not None:  # only logged before: a later save might succeed
             raise self._failed
         return waited
 
     def await_save(self) -> None:
-        """Wait for the save on its way; where it fails, hook and hub name the files before it."""
+        """Wait for the current save; if it fails, restore hook and message hub."""
         if self._writer is not None and self._open is None:
             with charged_to('checkpoint: wait for the writer'):
                 self._writer.fence()
                 self._writer.wait()
         for batch in self._running:
             if batch.is_done and batch.failure() is not None:
-                batch.books.put_back()
+                batch.hook_state.restore()
 
     def close(self) -> None:
+        """Wait for the writer, stop it and restore the hook's file backend."""
         self._end.detach()
         self._hook.file_backend = self._files.backend
         if self._writer is not None:
@@ -313,7 +327,7 @@ class CheckpointSaver:
             self._writer = None
 
     def abandon(self) -> None:
-        """Leave at once, whatever is on its way."""
+        """Stop the writer at once; a save in progress is lost."""
         self._end.detach()
         if self._writer is not None:
             self._writer.abandon()
@@ -323,8 +337,8 @@ class CheckpointSaver:
         self._running.append(batch)
         files = [(osp.join(self._cwd, path), content) for path, content in batch.files]
         written = {path for path, _ in files}
-        noted = [osp.join(self._cwd, path) for path in self._files.take()]
-        remove = [path for path in noted if path not in written]
+        old = [osp.join(self._cwd, path) for path in self._files.take()]
+        remove = [path for path in old if path not in written]
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
             after, weights = _newest.get(self._runner), WeightsCheck.of(self._runner)
@@ -332,14 +346,14 @@ class CheckpointSaver:
             batch.save = self._writer.save(files, batch.marker, remove, late, after, check)
             _newest[self._runner] = batch.save
         except (OSError, MemoryError, RuntimeError) as error:
-            batch.error = error  # no memory for the copy: as bad as no room on the disk
+            batch.error = error  # without memory for the copy the save fails, as on a full disk
         else:
             self._on_copying()
         batch.files = [(path, {}) for path, _ in batch.files]
 
 
-def _tell(writer: DurableWriter | None, running: list[_Batch], logger: Any) -> None:
-    """What is on its way becomes durable, or it is said that it did not."""
+def _finalize(writer: DurableWriter | None, running: list[_Batch], logger: Any) -> None:
+    """Finish the current save, and log its failure."""
     if writer is not None:
         writer.close()
     for failure in [batch.failure() for batch in running]:
@@ -348,33 +362,36 @@ def _tell(writer: DurableWriter | None, running: list[_Batch], logger: Any) -> N
 
 
 def refusals(save: Save | None) -> Iterator[str]:
-    """Yield which of the first files cannot be loaded again, and why."""
+    """Yield a warning for each file of the first save that cannot be loaded again."""
     if save is None or not save.names:
         return
     for path in save.paths:
         reason = why_refused(path, save.names)
         if reason is not None:
-            yield f'{reason}. --resume and load_from refuse later files with this content as well'
+            yield f'{reason}. --resume and load_from will refuse later files with this content too'
 
 
 def describe(save: Save, waited: float) -> Iterator[str]:
-    """What a save has cost, and what else there is to say."""
+    """Yield the lines of the log about a save that has ended.
+
+    Args:
+        save: The save.
+        waited: Seconds that the training waited for the previous save.
+    """
     if save.restarts:
-        yield 'The process that writes checkpoints had died, and was started again.'
+        yield 'Checkpoint writer: the process had ended and was started again.'
     if save.fallback is not None:
         yield (
-            f'The process that writes checkpoints {save.fallback}: the training process took over '
-            'this save.'
+            f'Checkpoint writer: the process {save.fallback}; the training wrote this save itself.'
         )
     if save.error is None:
         names = ', '.join(osp.basename(path) for path in save.paths)
-        held = save.taken + save.fenced + waited
+        blocked = {'snapshot': save.taken, 'fence': save.fenced, 'previous save': waited}
+        parts = ', '.join(f'{name} {1e3 * seconds:.0f}' for name, seconds in blocked.items())
         yield (
-            f'Saved {names}: {save.written / 1e6:.0f} MB, copied in {1e3 * save.staged:.0f} ms, '
-            f'written and synced in {save.seconds:.2f} s '
-            f'({save.written / 1e6 / save.seconds:.0f} MB/s). It held the training up for '
-            f'{1e3 * held:.0f} ms: {1e3 * save.taken:.0f} to begin, {1e3 * save.fenced:.0f} until '
-            f'it was copied, {1e3 * waited:.0f} for the save before.'
+            f'Saved {names}: {size(save.written)}, copied in {duration(save.staged)}, written and '
+            f'synced in {duration(save.seconds)} ({size(save.written / save.seconds)}/s). '
+            f'Training blocked {1e3 * sum(blocked.values()):.0f} ms ({parts}).'
         )
     for path, reason in save.kept:
         yield f'{path} could not be removed: {reason}.'

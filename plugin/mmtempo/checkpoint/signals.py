@@ -1,4 +1,4 @@
-"""Ends a training on SIGINT or SIGTERM with a checkpoint from which it resumes exactly."""
+"""End a training on SIGINT or SIGTERM with a checkpoint from which it resumes exactly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .signal_agreement import SignalAgreement
 
 
 class Reached(NamedTuple):
-    """A point of a training at which its state is whole.
+    """Point of a training at which its state is consistent.
 
     Attributes:
-        epoch: Completed epochs; 0 where the loop counts none.
-        iteration: Completed iterations.
-        owes: Whether the evaluation that is due here is not complete.
+        epoch: Number of completed epochs; 0 if the loop counts none.
+        iteration: Number of completed iterations.
+        owes: Whether an evaluation is due at this point and not complete.
     """
 
     epoch: int
@@ -36,40 +36,41 @@ class Reached(NamedTuple):
 
 
 class StopOnSignal:
-    """Stops a training, on a signal, at a point where its state is whole.
+    """Handler of signals that stops a training where its state is consistent.
 
-    ========================  ===================================================
-    the signal comes          the run ends
-    ========================  ===================================================
-    within an iteration       after it
-    between two iterations    at once: while it waits for data, that may never come
-    before the first one      at once, and nothing is saved: nothing has changed
-    within an evaluation      after its iteration; the averages are swapped back
-    with several processes    all after the same iteration, which comes within about
-                              1 s or, where one takes longer, is the present one; in
-                              an evaluation only where all have equally many batches
-    ========================  ===================================================
+    ============================  ===================================================
+    the signal arrives            the run ends
+    ============================  ===================================================
+    during an iteration           after it
+    between two iterations        at once, since the next batch may never arrive
+    before the first iteration    at once, without a checkpoint: nothing has changed
+    during an evaluation          after its iteration; the averages are swapped back
+    with several processes        after the same iteration in all of them, within about
+                                  1 s, or after the current one if that takes longer;
+                                  in an evaluation only if all have the same number of
+                                  batches
+    ============================  ===================================================
 
-    An evaluation that is cut off, or that was due next, is owed: the checkpoint says so.
+    An evaluation that is cut off, or that was due next, is recorded in the checkpoint.
 
     Args:
-        save: Saves what is reached (epoch, iteration, whether anew) unless that is saved
-            already, and returns when it is durable.
-        abandon: Leaves at once.
+        save: Bound method that takes the runner, epoch, iteration and whether to save even if this
+            state is saved already. It returns when the checkpoint is durable.
+        abandon: Bound method that stops a save at once.
     """
 
     def __init__(self, save: Any, abandon: Any) -> None:
-        # Weak: handlers outlive a training that failed, and the hook has the runner.
+        # Weak references: the handlers outlive a failed training, and the hook holds the runner.
         self._save, self._abandon = weakref.WeakMethod(save), weakref.WeakMethod(abandon)
         self._interrupts: Interrupts | None = None
         self._runner: Any = lambda: None
         self._start: tuple[int, int] | None = None
         self._rest: Reached | None = None
-        self._ending: signal.Signals | None = None  # what the training was stopped for
-        self._agreement: SignalAgreement | None = None  # of several processes
+        self._ending: signal.Signals | None = None  # signal that stopped the training
+        self._agreement: SignalAgreement | None = None  # None for a single process
 
     def begin(self, runner: Any) -> None:
-        """Handle signals from now on."""
+        """Install the handlers."""
         self.end()
         self._ending = None
         self._runner = weakref.ref(runner)
@@ -79,33 +80,35 @@ class StopOnSignal:
         self._interrupts.install()
 
     def end(self) -> None:
-        """Handle them as before."""
+        """Restore the handlers that were installed before."""
         if self._interrupts is not None:
             self._interrupts.restore()
             self._interrupts = None
         self._rest = None
 
     def go_on(self) -> None:
-        """No longer between two iterations."""
+        """Note that the training has left the point between two iterations."""
         self._rest = None
         if self._ending is not None:
             self._end_again()
 
     def after_iteration(self, runner: Any, batch: int) -> None:
-        """Stop here if that is asked for: the state is whole.
+        """Stop if a signal has arrived; the state is consistent here.
 
         Args:
-            runner: Of the training.
-            batch: Number of the batch within its epoch.
+            runner: Runner of the training.
+            batch: Index of the batch within its epoch.
         """
         if self._interrupts is None:
             return
-        # The schedules have not seen the end of the epoch yet: see `after_epoch`.
+        # Schedules by epoch have not been stepped yet, so `after_epoch` stops instead.
         if is_end_of_epoch(runner, batch):
             return
         done = runner.iter + 1
         owes = not counts_epochs(runner) and is_due(runner.train_loop, done)
-        self._rest = reached = Reached(runner.epoch, done, owes)  # a signal from now on stops
+        self._rest = reached = Reached(
+            runner.epoch, done, owes
+        )  # from now on a signal stops at once
         requested = self._interrupts.requested
         if self._agreement is not None:
             requested = self._agree(self._agreement.after_iteration, runner, reached)
@@ -113,7 +116,7 @@ class StopOnSignal:
             self._stop(runner, requested, reached)
 
     def before_epoch(self, runner: Any) -> None:
-        """Stop here if that is asked for: the data loader may take long to begin."""
+        """Stop if a signal has arrived, since the data loader may take long to start."""
         if self._interrupts is None:
             return
         self._rest = Reached(runner.epoch, runner.iter)
@@ -121,7 +124,7 @@ class StopOnSignal:
             self._stop(runner, self._interrupts.requested, self._rest)
 
     def after_epoch(self, runner: Any) -> None:
-        """Stop here if that is asked for: the state is whole, with the epoch counted."""
+        """Stop if a signal has arrived; the state is consistent, with the epoch completed."""
         if self._interrupts is None:
             return
         requested = self._interrupts.requested
@@ -135,16 +138,16 @@ class StopOnSignal:
             self._stop(runner, requested, reached)
 
     def before_evaluation(self, runner: Any) -> None:
-        """Prepare for signals within an evaluation."""
+        """Prepare to stop during an evaluation."""
         if self._interrupts is not None and self._agreement is not None:
             self._agreement.begin_evaluation(len(runner.val_dataloader))
 
     def in_evaluation(self, runner: Any, batch: int) -> None:
-        """Stop here if that is asked for: the evaluation can be repeated.
+        """Stop if a signal has arrived; the evaluation can be repeated.
 
         Args:
-            runner: Of the training.
-            batch: Number of the batch within the evaluation.
+            runner: Runner of the training.
+            batch: Index of the batch within the evaluation.
         """
         self._end_again()
         if self._interrupts is None:
@@ -155,7 +158,7 @@ class StopOnSignal:
         if requested is None:
             return
         if any(has_user_code(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
-            return  # what was changed for the evaluation is changed back at its end
+            return  # what these hooks changed for the evaluation, they restore at its end
         for hook in runner.hooks:
             if isinstance(hook, EMAHook):
                 hook.after_val_epoch(runner)
@@ -163,18 +166,18 @@ class StopOnSignal:
 
     def _on_request(self, number: signal.Signals) -> None:
         runner = self._runner()
-        if runner is None or not is_training(runner):  # it has ended with an error
+        if runner is None or not is_training(runner):  # the training has failed
             self.end()
             signal.raise_signal(number)
             return
         if self._rest is not None and self._agreement is None:
             self._stop(runner, number, self._rest)
-        when = 'this iteration'
+        when = 'after this iteration'
         if self._agreement is not None:
-            when = 'an iteration that all processes agree on, within about 1 s or this iteration'
-        again = 'Ctrl-C once more' if number == signal.SIGINT else 'Ctrl-C'
+            when = 'at the same iteration in all processes, within about 1 s or one iteration'
+        again = 'Ctrl-C again' if number == signal.SIGINT else 'Ctrl-C'
         runner.logger.warning(
-            f'{number.name}: the run ends after {when}, with a checkpoint; {again} leaves at once.'
+            f'{number.name}: the run ends {when}, with a checkpoint; press {again} to end at once.'
         )
 
     def _leave(self) -> None:
@@ -183,7 +186,7 @@ class StopOnSignal:
             abandon()
 
     def _agree(self, ask: Callable, runner: Any, reached: Reached) -> signal.Signals | None:
-        """Ask the other processes; where one of them has left, save what is reached."""
+        """Exchange signals with the other processes; if one of them has died, save and raise."""
         assert self._interrupts is not None
         try:
             return ask(reached.iteration, self._interrupts.requested)
@@ -211,23 +214,27 @@ class StopOnSignal:
         _end(number)
 
     def _end_again(self) -> None:
-        """End what was stopped already: Python drops what a handler raises in a finalizer."""
+        """Raise the end again, since Python drops what a handler raises inside a finalizer."""
         runner, number, self._ending = self._runner(), self._ending, None
-        # Not where it has ended, and the user evaluates the result by hand.
+        # Not if the training has ended and the user evaluates the model afterwards.
         if number is not None and runner is not None and is_training(runner):
             self._ending = number
             _end(number)
 
 
 class _Unraised:
-    """In the place of `sys.unraisablehook`, leaves out the end of a training that Python drops.
+    """Replacement of `sys.unraisablehook` that does not report the dropped end of a training.
 
-    It is raised again, and no error: see `StopOnSignal._end_again`.
+    The end is no error, and `StopOnSignal._end_again` raises it again.
+
+    Args:
+        report: The hook that is replaced.
     """
 
     def __init__(self, report: Callable[[Any], Any]) -> None:
         self._report = report
-        self.mark = object()  # on that end, which itself would keep its frames, and the model
+        # Identifies the exception; a reference to it would keep its frames and the model alive.
+        self.mark = object()
 
     def __call__(self, unraisable: Any) -> None:
         if getattr(unraisable.exc_value, 'mark', None) is not self.mark:
@@ -243,7 +250,7 @@ def _end(number: signal.Signals) -> None:
 
 
 def is_training(runner: Any) -> bool:
-    """Whether the loop is among the callers; no hook is told of an error that ends it."""
+    """Return whether the training loop is on the stack; no hook runs when an error ends it."""
     run = inspect.unwrap(type(runner.train_loop).run).__code__
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (
@@ -254,14 +261,16 @@ def is_training(runner: Any) -> bool:
 
 
 def repeats_epochs(runner: Any) -> bool:
-    """Whether the loop can begin nowhere but at the start of an epoch."""
+    """Return whether the loop can only start at the beginning of an epoch."""
     loop = runner.train_loop
     return counts_epochs(runner) and not getattr(loop, 'resumes_within_epoch', False)
 
 
 def counts_epochs(runner: Any) -> bool:
+    """Return whether the training loop counts epochs."""
     return isinstance(runner.train_loop, EpochBasedTrainLoop)
 
 
 def is_end_of_epoch(runner: Any, batch: int) -> bool:
+    """Return whether a batch is the last one of an epoch; `batch` is its index."""
     return counts_epochs(runner) and batch + 1 == len(runner.train_dataloader)

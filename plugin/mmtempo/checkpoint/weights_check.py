@@ -1,4 +1,4 @@
-"""Ends a training whose weights are not finite, before they are published or evaluated."""
+"""End a training whose weights are not finite, before they are published or evaluated."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from .finite_weights import JudgedWeights, NonFiniteWeights, WeightsLook, bad_co
 
 
 class WeightsCheck:
-    """The verdicts on the weights of one training, and the point at which they end it.
+    """Checks of the weights of one training, and of the points at which they end it.
 
-    ==========  =========================================================================
-    save        `of_copies`: the writer's thread judges the copies before it writes
-    evaluation  `begin`: the device computes flags, which are read once they have arrived
-    iteration   `poll`: where there is one process, a bad verdict ends the run
-    meeting     `stop`: several processes agree before a save or an evaluation, after an
-                evaluation and at the end of the training, and end the run together
-    ==========  =========================================================================
+    ===============  ========================================================================
+    save             `of_copies`: the writer thread checks the copies before it writes them
+    evaluation       `begin`: the device computes flags, which are read after they arrive
+    iteration        `poll`: with a single process, bad weights end the run
+    synchronization  `stop`: several processes synchronize before a save or an evaluation,
+                     after an evaluation and at the end of the training, and end together
+    ===============  ========================================================================
 
-    Only the main process has copies, so with several of them a bad copy ends the run at the next
-    meeting.
+    Only the main process has copies, so with several processes a bad copy ends the run at the next
+    synchronization.
 
     Args:
-        runner: The training; its weights are read, and the device waited for.
-        scalars: The losses, which are read first: they may have been bad before.
-        watch: Takes the verdicts, and ends the run or warns.
+        runner: Runner of the training. Its weights are read, which waits for the device.
+        scalars: Losses, which are read first, since they may have been bad earlier.
+        watch: Receiver of the results, which ends the run or warns.
     """
 
     def __init__(self, runner: Any, scalars: ScalarBuffer, watch: NonFiniteWatch) -> None:
         self._judged = JudgedWeights(unwrapped(runner.model))
         self._scalars, self._watch = scalars, watch
         self._look: tuple[int, WeightsLook] | None = None
-        self._refused: NonFiniteWeights | None = None  # set by the writer's thread
+        self._refused: NonFiniteWeights | None = None  # set by the writer thread
         self._group: Any = None
         if get_world_size() > 1 and torch.distributed.get_backend() != 'gloo':
-            # An exchange between the hosts alone: it waits for no device.
+            # gloo communicates between the hosts, so it waits for no device.
             self._group = torch.distributed.new_group(backend='gloo')
 
     @staticmethod
     def of(runner: Any) -> WeightsCheck | None:
-        """Return that of a runner's `SparseRuntimeInfoHook`, while it trains."""
+        """Return the check of a runner's `SparseRuntimeInfoHook` during a training, or None."""
         checks = (getattr(hook, 'weights', None) for hook in runner.hooks)
         return next((one for one in checks if isinstance(one, WeightsCheck)), None)
 
     def of_copies(self, runner: Any) -> Callable[[list], None]:
-        """Return a function that raises NonFiniteWeights for bad copies, in any thread.
+        """Return a function that raises `NonFiniteWeights` for bad copies, in any thread.
 
-        With `on_nonfinite='warn'` the run continues, and the save has failed like any other.
+        With `on_nonfinite='warn'` the run continues, and the save counts as failed.
         """
         rules, iteration = self._judged.rules(unwrapped(runner.model)), self._scalars.iteration
         ends_run = self._watch.action != 'warn'
@@ -70,21 +70,21 @@ class WeightsCheck:
         return check
 
     def begin(self, runner: Any) -> None:
-        """Start to judge the weights as they are now; waits for nothing."""
+        """Start to check the current weights, without waiting for the device."""
         self._scalars.fetch(wait=False)
         self._look = self._scalars.iteration, self._judged.look(unwrapped(runner.model))
 
     def poll(self) -> None:
-        """Act on what has arrived; processes that have to agree act on losses only."""
+        """Act on the flags that have arrived; with several processes, on the losses only."""
         if get_world_size() == 1:
             self._take(wait=False)
         self._scalars.check()
 
     def stop(self, wait: bool = False) -> None:
-        """Act on what has arrived, in all processes at once; all of them must call it.
+        """Act on the flags that have arrived, in all processes; all of them must call this.
 
         Args:
-            wait: Whether to wait for the flags that were begun. Defaults to False.
+            wait: Whether to wait for flags that have not arrived. Defaults to False.
         """
         self._scalars.fetch(wait=False)
         self._take(wait)
@@ -92,16 +92,14 @@ class WeightsCheck:
             flag = torch.tensor([float(self._watch.is_bad)])
             all_reduce(flag, 'max', self._group)
             if flag.item() and not self._watch.is_bad:
-                self._watch.found(
-                    self._scalars.iteration, 'in another process, whose log says more'
-                )
+                self._watch.found(self._scalars.iteration, 'in another process; see its log')
         self._scalars.check()
 
     def look(self, runner: Any, together: bool = True) -> None:
-        """Judge losses and weights now; waits for the device.
+        """Check losses and weights now, and wait for the device.
 
         Args:
-            runner: The training.
+            runner: Runner of the training.
             together: Whether all processes call this. Defaults to True.
         """
         self._scalars.fetch()
@@ -121,33 +119,33 @@ class WeightsCheck:
 
     def _note(self, iteration: int, names: list[str]) -> None:
         if names:
-            self._scalars.fetch()  # where a loss was bad before, that is what happened
-            what = f'{shortened(names)} of the model, after losses that were finite'
+            self._scalars.fetch()  # a loss that was bad earlier is the cause to report
+            what = f'{shortened(names)} of the model, after finite losses'
             self._watch.found(iteration, what, in_weights=True)
 
 
 def _bad_in(checkpoints: list[dict], rules: dict[str, bool]) -> list[str]:
-    copies: dict[int, tuple[str, Any]] = {}  # several files share them
+    copies: dict[int, tuple[str, Any]] = {}  # several files share copies
     for checkpoint in checkpoints:
-        # EMAHook saves the averages under the names of the model, and the model's own apart.
-        for part in ('state_dict', 'ema_state_dict'):  # a hook of a user may drop either
+        # EMAHook saves the averages as `state_dict`, and the model's own weights separately.
+        for part in ('state_dict', 'ema_state_dict'):  # a hook of a user may drop either part
             for name, copy in checkpoint.get(part, {}).items():
                 copies[id(copy)] = name.removeprefix('module.'), copy
     return list(dict.fromkeys(bad_copies(copies.values(), rules)))
 
 
 def saves_copies(hook: Any) -> bool:
-    """Whether what a hook saves is judged by the writer's thread, and nothing else."""
+    """Return whether the writer thread checks what a hook saves, so that no other check is due."""
     return getattr(hook, 'saves_copies', False)
 
 
 def is_copied_now(runner: Any) -> bool:
-    """Whether the checkpoint that hooks look at now goes to such a writer."""
+    """Return whether the checkpoint that is being built is checked by the writer thread."""
     return any(getattr(hook, 'is_collecting', False) for hook in runner.hooks)
 
 
 def await_saves(runner: Any) -> None:
-    """Wait until each save on its way is judged and durable, or has failed."""
+    """Wait until each save in progress is checked and durable, or has failed."""
     for hook in runner.hooks:
         if saves_copies(hook):
             hook.await_save()

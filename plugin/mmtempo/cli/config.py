@@ -18,7 +18,7 @@ from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 
-from mmtempo.checkpoint.downloads import register_safe_downloads
+from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.checkpoint.resume import newest_of, out_dirs_of
 from mmtempo.device.streams import cpu_has_bfloat16
 from mmtempo.policies import KEY, POLICIES, apply_policy, load_policy, of_policy

@@ -12,8 +12,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from mmtempo.checkpoint import directory as folder
-from mmtempo.checkpoint.downloads import register_safe_downloads
 from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
+from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.checkpoint.resume import MARKER
 from mmtempo.checkpoint.saver import CheckpointSaver, SavingRunner
 from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs

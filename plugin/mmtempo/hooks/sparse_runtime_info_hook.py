@@ -12,8 +12,8 @@ from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
 from mmtempo.checkpoint.content import leaves_late, leaves_late_parts
-from mmtempo.checkpoint.downloads import register_safe_downloads
 from mmtempo.checkpoint.io.snapshot import Deferred
+from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.checkpoint.signals import is_training
 from mmtempo.checkpoint.weights_check import WeightsCheck, await_saves, is_copied_now, saves_copies
 from mmtempo.logging.bounded_history import BoundedHistory

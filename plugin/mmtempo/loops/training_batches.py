@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from mmengine.dist import get_world_size
 
-from mmtempo.checkpoint.downloads import register_safe_downloads
+from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.device.prefetcher import DevicePrefetcher
 from mmtempo.device.streams import SideStream
 from mmtempo.loaders import (

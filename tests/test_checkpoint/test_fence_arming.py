@@ -1,4 +1,4 @@
-"""The fence stands as long as something is copied, and nobody pays for it otherwise."""
+"""The fence is armed while a snapshot copies, and costs nothing otherwise."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mmtempo.checkpoint.fence import SnapshotFence
 
 
 class ChangingHook(Hook):
-    """Somebody's own, which may change weights early."""
+    """Hook of a user that may change weights before the forward pass."""
 
     def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
         pass
 
 
 class Watched:
-    """A fence, and what it has asked."""
+    """Fence with a fake runner that counts its calls."""
 
     def __init__(self, *hooks: Hook) -> None:
         self.is_copying = False
-        self.asked = self.active = 0
+        self.calls = self.active = 0
         parameter = torch.nn.Parameter(torch.zeros(1))
         parameter.grad = torch.ones(1)
         self.optimizer = torch.optim.SGD([parameter], 0.1)
-        self.fence = SnapshotFence(self._ask, self._go_on)
+        self.fence = SnapshotFence(self._fence_call, self._activity)
         self.runner: Any = SimpleNamespace(
             hooks=list(hooks),
             model=torch.nn.Linear(1, 1),
@@ -41,27 +41,27 @@ class Watched:
         assert self.fence.install(self.runner)
         self.fence.observe(self.runner)
 
-    def _ask(self) -> bool:
-        self.asked += 1
+    def _fence_call(self) -> bool:
+        self.calls += 1
         return self.is_copying
 
-    def _go_on(self) -> None:
+    def _activity(self) -> None:
         self.active += 1
 
     def iterate(self) -> int:
-        """How often an iteration asks."""
-        before = self.asked
+        """Run an iteration, and return how often it calls `fence`."""
+        before = self.calls
         self.fence.before_train_iter(self.runner, batch_idx=0)
         self.optimizer.step()
         self.fence.after_train_iter(self.runner, batch_idx=0)
-        return self.asked - before
+        return self.calls - before
 
     @property
     def hooks_of_optimizer(self) -> int:
         return len(self.optimizer._optimizer_step_pre_hooks)
 
 
-def test_nobody_is_asked_while_nothing_is_copied() -> None:
+def test_disarmed_fence_is_not_called() -> None:
     watched = Watched(ChangingHook())
     assert [watched.iterate() for _ in range(3)] == [0, 0, 0]
     assert watched.hooks_of_optimizer == 0
@@ -69,15 +69,15 @@ def test_nobody_is_asked_while_nothing_is_copied() -> None:
 
 
 @pytest.mark.parametrize('is_early', [False, True])
-def test_it_stands_for_an_iteration(is_early: bool) -> None:
+def test_armed_fence_is_called_for_one_iteration(is_early: bool) -> None:
     watched = Watched(*[ChangingHook()] * is_early)
     watched.fence.arm()
-    # Before the step and behind it; and before the forward pass, if somebody may change something.
+    # Before and after the step, and before the forward pass if a hook may change weights there.
     assert [watched.iterate() for _ in range(3)] == [2 + is_early, 0, 0]
     assert watched.hooks_of_optimizer == 0
 
 
-def test_it_stands_as_long_as_a_device_copies() -> None:
+def test_fence_stays_armed_while_a_device_copies() -> None:
     watched = Watched()
     watched.is_copying = True
     watched.fence.arm()
@@ -86,7 +86,7 @@ def test_it_stands_as_long_as_a_device_copies() -> None:
     assert [watched.iterate() for _ in range(2)] == [2, 0]
 
 
-def test_put_up_twice_it_stands_once() -> None:
+def test_fence_armed_twice_attaches_once() -> None:
     watched = Watched()
     watched.fence.arm()
     watched.fence.arm()
@@ -94,8 +94,8 @@ def test_put_up_twice_it_stands_once() -> None:
     assert watched.iterate() == 2
 
 
-def test_in_the_midst_of_a_step_it_is_not_taken_away() -> None:
-    """Torch is going through the hooks of the optimizer then."""
+def test_fence_is_not_detached_during_a_step() -> None:
+    """Torch iterates over the pre-hooks of the optimizer at that time."""
     watched = Watched()
     others: list[str] = []
     watched.fence.arm()
@@ -115,7 +115,7 @@ class Line(BaseModel):
 
 
 def frames_compiled(saves: bool) -> int:
-    """Of a training whose step is compiled, as mmengine's `compile` does it."""
+    """Count the compiled frames of a training with `compile`, as mmengine does it."""
     torch._dynamo.reset()
     counters.clear()
     model = Line()
@@ -129,20 +129,20 @@ def frames_compiled(saves: bool) -> int:
         watched.fence.after_train_iter(watched.runner, batch_idx=number)
         if saves and number % 2:
             watched.fence.arm()
-    # Before each step behind a save, and behind it.
-    assert watched.asked == (14 if saves else 0)
+    # Before and after each step that follows a save.
+    assert watched.calls == (14 if saves else 0)
     torch._dynamo.reset()
     return counters['frames']['total']
 
 
-def test_a_save_does_not_compile_the_step_anew() -> None:
+def test_save_does_not_recompile_the_step() -> None:
     assert frames_compiled(saves=True) == frames_compiled(saves=False)
 
 
-def test_it_goes_with_the_training() -> None:
+def test_ignored_fence_stays_disarmed() -> None:
     watched = Watched()
     watched.fence.arm()
     watched.fence.ignore()
     assert watched.iterate() == 0
-    watched.fence.arm()  # what is saved then nobody changes any more
+    watched.fence.arm()  # after the training no parameter changes
     assert watched.hooks_of_optimizer == 0

@@ -1,4 +1,7 @@
-"""Checkpoints that are named by a URL or in a model zoo are downloaded once, and run nothing."""
+"""Checkpoints of a URL or a model zoo are downloaded once, and no code in them runs.
+
+Covers the loaders of `mmtempo.checkpoint.loading` for names that are not paths.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ import pytest
 import torch
 from mmengine.runner import CheckpointLoader, Runner
 
-from mmtempo.checkpoint import downloads
+from mmtempo.checkpoint import loading
 from mmtempo.checkpoint.loading import UnreadableCheckpointError
 from mmtempo.cli.run import run_tool
-from tests.test_tools.test_train import run, tiny
 from tests.testing.common import MINI
+from tests.testing.tool_commands import run, tiny
 from tests.testing.toy import STOCK, config
 
 
@@ -31,7 +34,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
-    """Serves a folder; torch's cache is another one."""
+    """Serve a folder; torch's cache is another one."""
     (tmp_path / 'served').mkdir()
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
     handler = functools.partial(_Quiet, directory=str(tmp_path / 'served'))
@@ -44,9 +47,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
 
 @pytest.fixture(autouse=True)
 def safe_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a run; mmengine's own loaders are back afterwards."""
+    """Register the safe loaders, and restore those of mmengine afterwards."""
     monkeypatch.setattr(CheckpointLoader, '_schemes', dict(CheckpointLoader._schemes))
-    downloads.register_safe_downloads()
+    loading.register_safe_downloads()
 
 
 def url_of(server: ThreadingHTTPServer, name: str) -> str:
@@ -65,7 +68,7 @@ class _RunsCommand:
         return os.system, (self.command,)
 
 
-def test_is_downloaded_once(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_file_is_downloaded_once(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     torch.save(dict(x=torch.ones(3)), tmp_path / 'served/model-1.pth')
     for _ in range(2):
         assert torch.equal(load(url_of(server, 'model-1.pth?from=here'))['x'], torch.ones(3))
@@ -81,37 +84,37 @@ def test_hostile_download_runs_nothing(server: ThreadingHTTPServer, tmp_path: Pa
     assert not trace.exists()
 
 
-def test_what_is_not_there_is_named(server: ThreadingHTTPServer) -> None:
+def test_error_names_a_missing_url(server: ThreadingHTTPServer) -> None:
     with pytest.raises(OSError, match=r'checkpoint http.*gone.pth could not be downloaded.*404'):
         load(url_of(server, 'gone.pth'))
 
 
 @pytest.mark.parametrize('scheme', ['open-mmlab', 'openmmlab', 'torchvision', 'modelzoo'])
-def test_names_of_a_zoo(
+def test_zoo_models_load_by_name(
     server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     torch.save(dict(x=torch.ones(3)), tmp_path / 'served/net.pth')
     zoo = {'net': url_of(server, 'net.pth'), 'own': 'own.pth'}
-    monkeypatch.setattr(downloads, 'ZOOS', {tuple(downloads.ZOOS)[i]: lambda: zoo for i in (0, 1)})
+    monkeypatch.setattr(loading, 'ZOOS', {tuple(loading.ZOOS)[i]: lambda: zoo for i in (0, 1)})
     monkeypatch.setenv('MMENGINE_HOME', str(tmp_path / 'home'))
     (tmp_path / 'home').mkdir()
     torch.save(dict(x=torch.zeros(3)), tmp_path / 'home/own.pth')
     assert torch.equal(load(f'{scheme}://net')['x'], torch.ones(3))
     assert torch.equal(load(f'{scheme}://own')['x'], torch.zeros(3))
-    with pytest.raises(ValueError, match=f"{scheme} has no model 'nett'"):
+    with pytest.raises(ValueError, match=rf"{scheme} has no model 'nett'.*; did you mean net\?"):
         load(f'{scheme}://nett')
 
 
-def test_backbones_of_mmcls(
+def test_mmcls_models_load_as_backbones(
     server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {'backbone.a': torch.ones(2), 'head.b': torch.zeros(2)}
     torch.save(dict(state_dict=state), tmp_path / 'served/cls.pth')
-    monkeypatch.setattr(downloads, 'get_mmcls_models', lambda: {'x': url_of(server, 'cls.pth')})
+    monkeypatch.setattr(loading, 'get_mmcls_models', lambda: {'x': url_of(server, 'cls.pth')})
     assert list(load('mmcls://x')['state_dict']) == ['a']
 
 
-def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_store_files_load_safely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = tmp_path / 'trace'
     torch.save(dict(x=torch.ones(2)), tmp_path / 'good')
     torch.save(dict(x=_RunsCommand(f'touch {trace}')), tmp_path / 'bad')
@@ -120,15 +123,15 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         def get(self, url: str) -> bytes:
             return (tmp_path / url.rpartition('/')[2]).read_bytes()
 
-    monkeypatch.setattr(downloads, 'get_file_backend', lambda *_, **__: Store())
+    monkeypatch.setattr(loading, 'get_file_backend', lambda *_, **__: Store())
     assert torch.equal(load('s3://bucket/good')['x'], torch.ones(2))
     with pytest.raises(ValueError, match='bucket/bad cannot be read safely'):
         load('petrel:s3://bucket/bad')
     assert not trace.exists()
 
 
-def test_lists_are_those_of_mmengine() -> None:
-    zoo = downloads.ZOOS['openmmlab://', 'open-mmlab://']()
+def test_zoo_lists_are_those_of_mmengine() -> None:
+    zoo = loading.ZOOS['openmmlab://', 'open-mmlab://']()
     assert zoo['resnet50_v1c'].startswith('https://')
 
 
@@ -143,8 +146,8 @@ for scheme, loader in CheckpointLoader._schemes.items():
 """
 
 
-def test_import_alone_leaves_mmengines_loaders() -> None:
-    """All but the one for files, which keeps its name."""
+def test_import_alone_keeps_the_loaders_of_mmengine() -> None:
+    """Only the loader for files is replaced; it has the same name."""
     with_us, without = (
         subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', SCHEMES, *words],
@@ -167,12 +170,12 @@ PARTS = {
 
 
 @pytest.mark.parametrize('part', [*PARTS, 'none'])
-def test_a_part_of_ours_brings_safe_downloads(
+def test_each_part_of_mmtempo_registers_safe_downloads(
     part: str, server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http = 'http://'
     schemes = dict(CheckpointLoader._schemes)
-    schemes[http] = lambda filename, map_location: dict(state_dict={})  # stands in for stock's
+    schemes[http] = lambda filename, map_location: dict(state_dict={})  # fake of stock's loader
     schemes[http].__name__ = 'load_from_stock'
     monkeypatch.setattr(CheckpointLoader, '_schemes', schemes)
     trace = tmp_path / 'trace'
@@ -190,15 +193,15 @@ def test_a_part_of_ours_brings_safe_downloads(
 
 
 @pytest.mark.parametrize(
-    ('script', 'file', 'said'),
+    ('script', 'file', 'says'),
     [
         ('test.py', 'bad.pth', 'cannot be read safely: it names '),
         pytest.param('train.py', 'bad.pth', 'it names ', marks=pytest.mark.slow),
         pytest.param('test.py', 'gone.pth', 'downloaded: HTTP Error 404', marks=pytest.mark.slow),
     ],
 )
-def test_tool_ends_with_a_message_when_a_url_is_refused(
-    script: str, file: str, said: str, server: ThreadingHTTPServer, bev_root: str, tmp_path: Path
+def test_tool_reports_a_refused_url_in_one_line(
+    script: str, file: str, says: str, server: ThreadingHTTPServer, bev_root: str, tmp_path: Path
 ) -> None:
     torch.save(dict(x=_RunsCommand('true')), tmp_path / 'served/bad.pth')
     options, url = tiny(bev_root, tmp_path / 'work'), url_of(server, file)
@@ -206,13 +209,13 @@ def test_tool_ends_with_a_message_when_a_url_is_refused(
     if script == 'train.py':
         options['load_from'] = url
     text = run(script, MINI, *words, options=options, code=2)
-    assert re.search(rf'\n{script}: error: checkpoint .*{said}.*\n$', text)
+    assert re.search(rf'\n{script}: error: checkpoint .*{says}.*\n$', text)
     assert url in text.splitlines()[-1]
     assert 'Traceback' not in text
 
 
 @pytest.mark.parametrize('name', ['torchvision://nett', 'mmcls://nett', 'http://', 'https:///x'])
-def test_a_name_that_leads_nowhere(
+def test_tool_reports_a_name_that_cannot_be_found(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -223,7 +226,7 @@ def test_a_name_that_leads_nowhere(
     def missing() -> dict:
         raise ModuleNotFoundError('no', name='torchvision')
 
-    monkeypatch.setattr(downloads, 'ZOOS', {('torchvision://',): missing})
+    monkeypatch.setattr(loading, 'ZOOS', {('torchvision://',): missing})
     assert run_tool('test.py', lambda: None, lambda _: load(name)) == 2
     text = capsys.readouterr().err
     assert f'test.py: error: checkpoint {name}' in text
