@@ -21,14 +21,13 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.loaders import LoaderError, StreamPosition
 from mmtempo.loops.accumulation import LogMeans, UpdateLoader
 from mmtempo.loops.training_batches import PLACE
 from mmtempo.timing.timeline import Timeline
 from mmtempo.utils.phases import activate, deactivate
-from tests.test_loops.test_failures import Interrupted  # noqa: F401  (by its name)
-from tests.test_loops.test_train_loops import StopAt  # noqa: F401
 from tests.testing.noisy import noisy, noisy_epochs, seen
 from tests.testing.toy import ToyDataset, logged, train, weights, with_evaluation
 

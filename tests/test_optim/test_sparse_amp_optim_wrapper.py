@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 from torch import nn
@@ -18,10 +18,9 @@ from torch import nn
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper, sparse_amp_optim_wrapper
 from mmtempo.optim.skippable_step import GuardedGradScaler
-from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE, Counts
+from tests.testing.amp_training import BY_NORM, BY_VALUE, HUGE, Counts, StockOnCPU, scale_of
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 
-HUGE = dict(init_scale=2.0**24, growth_interval=5)  # overflows float16 for some updates
 IN_EACH_PRECISION = pytest.mark.parametrize(
     'half',
     [
@@ -31,34 +30,11 @@ IN_EACH_PRECISION = pytest.mark.parametrize(
     ],
     ids=['bfloat16', 'dynamic', 'static'],
 )
-DTYPES = dict(float16=torch.float16, bfloat16=torch.bfloat16)
-
-
-class StockOnCPU(AmpOptimWrapper):
-    """Stock without its demand for a GPU."""
-
-    def __init__(self, loss_scale: Any = 'dynamic', dtype: str = 'bfloat16', **kwargs: Any) -> None:
-        OptimWrapper.__init__(self, **kwargs)
-        self._scale_update_param = loss_scale if isinstance(loss_scale, float) else None
-        options = loss_scale if isinstance(loss_scale, dict) else {}
-        if self._scale_update_param is not None:
-            options = dict(init_scale=loss_scale)
-        self.loss_scaler = torch.amp.GradScaler('cpu', **options)
-        self.cast_dtype = DTYPES[dtype]
-
-    @contextmanager
-    def optim_context(self, model: nn.Module) -> Iterator[None]:
-        with OptimWrapper.optim_context(self, model), torch.autocast('cpu', self.cast_dtype):
-            yield
 
 
 def train(build: Callable, iterations: int = 50, clip_grad: Any = None, **options: Any) -> Training:
     clip = dict(clip_grad) if clip_grad else None
     return Training(build, clip_grad=clip, **options).run(iterations)
-
-
-def scale_of(training: Training) -> float:
-    return training.wrapper.loss_scaler.get_scale()
 
 
 def test_is_registered_in_the_root_and_an_amp_wrapper() -> None:

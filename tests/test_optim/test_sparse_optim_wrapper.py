@@ -15,10 +15,8 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseOptimWrapper
 from mmtempo.optim.sparse_optim_wrapper import total_norm
+from tests.testing.amp_training import BY_NORM, BY_VALUE, Counts
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
-
-BY_NORM = dict(max_norm=0.5)
-BY_VALUE = dict(type='value', clip_value=0.05)
 
 
 def stock_and_ours(
@@ -213,14 +211,6 @@ def test_does_not_skip_unless_it_is_told() -> None:
     training = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM)).run(3, poison=(2,))
     assert training.model.first.weight.isnan().any()
     assert 'watch/skipped' not in training.store.keys
-
-
-class Counts(torch.optim.SGD):
-    """Keeps a number on the host."""
-
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
-        self.state[self.param_groups[0]['params'][0]]['count'] = 1
 
 
 @pytest.mark.parametrize(('optimizer', 'times'), [(Counts, 1), (torch.optim.SGD, 0)])

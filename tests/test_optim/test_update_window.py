@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
-from tests.test_optim.test_sparse_amp_optim_wrapper import HUGE, scale_of
-from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE
+from tests.testing.amp_training import BY_NORM, BY_VALUE, HUGE, scale_of
 from tests.testing.processes import SPAWN
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,106 +12,26 @@ from typing import Any
 
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
-from mmengine.evaluator import BaseMetric
-from mmengine.hooks import Hook
-from mmengine.registry import FUNCTIONS, HOOKS, METRICS, MODELS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.runner.utils import calc_dynamic_intervals
-from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
+import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
 from mmtempo.loaders import build_prefetch_dataloader
 from mmtempo.loops.evaluation_subset import EvaluationSubset, SubsetSampler, evaluations_until
-from tests.test_loops.test_train_loops import StopAt
 from tests.testing.common import ROOT
-from tests.testing.noisy import noisy, noisy_epochs
-from tests.testing.toy import ToyDataset, ToyModel, logged, train, weights, with_evaluation
-
-__all__ = ['StopAt']
-ALL = list(range(40))
-POINTS = {tuple(point.tolist()): number for number, point in enumerate(ToyDataset().points)}
-
-
-@METRICS.register_module()
-class Fewer(BaseMetric):
-    """The fewer samples, the better; knows which they were."""
-
-    def process(self, data_batch: Any, data_samples: Any) -> None:
-        self.results += [POINTS[tuple(point.tolist())] for point in data_batch['inputs']]
-
-    def compute_metrics(self, results: list) -> dict:
-        self.samples = results
-        return dict(mIoU=100.0 - len(results), aAcc=float(sum(results)))
-
-
-@HOOKS.register_module()
-class Evaluations(Hook):
-    """Writes down each: iteration, samples, and processes that made them."""
-
-    def after_val(self, runner: Any) -> None:
-        loader = runner.val_dataloader
-        if torch.distributed.is_initialized() and torch.distributed.get_rank():
-            return
-        entry = dict(
-            iter=runner.iter,
-            samples=runner.val_evaluator.metrics[0].samples,
-            length=len(loader),
-            pids=sorted(one.pid for one in loader._pool._processes),
-        )
-        with open(f'{runner.work_dir}/evaluations', 'a') as file:
-            file.write(json.dumps(entry) + '\n')
-
-
-def evaluations(work: Path) -> list[dict]:
-    return [json.loads(line) for line in (work / 'evaluations').read_text().splitlines()]
-
-
-def kinds(work: Path) -> list[tuple[int, str]]:
-    """Iteration of each evaluation, and whether it was over all."""
-    found = []
-    for one in evaluations(work):
-        is_full = sorted(one['samples']) == ALL
-        found.append((one['iter'], 'full' if is_full else str(len(one['samples']))))
-    return found
-
-
-def evaluated(cfg: Config, workers: int = 0, **val_cfg: Any) -> Config:
-    with_evaluation(cfg)
-    cfg.val_dataloader.num_workers = workers
-    cfg.val_cfg = dict(type='PrefetchValLoop', **val_cfg)
-    cfg.val_evaluator = dict(type='Fewer')
-    cfg.custom_hooks.append(dict(type='Evaluations'))
-    return cfg
-
-
-def often(work: Path, workers: int = 0, **options: Any) -> Config:
-    """Eight evaluations in 15 iterations, the last one out of turn."""
-    cfg = noisy(work, iterations=15)
-    cfg.train_cfg.val_interval = 2
-    val_cfg = dict(subset=10, full_interval=3)
-    cfg = evaluated(cfg, workers, **val_cfg)
-    cfg.merge_from_dict(options)
-    return cfg
-
-
-OFTEN = [
-    (2, '10'),
-    (4, '10'),
-    (6, 'full'),
-    (8, '10'),
-    (10, '10'),
-    (12, 'full'),
-    (14, '10'),
-    (15, 'full'),
-]
-
-
-def of_evaluations(work: Path) -> list[dict]:
-    """What was logged of them."""
-    keys = {'mIoU', 'subset/mIoU', 'aAcc', 'subset/aAcc'}
-    return [line for line in logged(work) if keys & set(line)]
+from tests.testing.evaluated_training import (
+    OFTEN,
+    evaluated,
+    evaluations,
+    kinds,
+    of_evaluations,
+    often,
+)
+from tests.testing.noisy import noisy_epochs
+from tests.testing.toy import ToyDataset, train
+from tests.testing.two_ranks import free_port
 
 
 @pytest.mark.parametrize('stock', [False, True], ids=['sparse', 'stock'])
@@ -215,63 +134,6 @@ def test_is_resumed_as_if_nothing_had_been(seed: int | None, tmp_path: Path) -> 
     assert len(few) == 1
 
 
-@FUNCTIONS.register_module()
-def note_start(worker: int, folder: str) -> None:
-    """Of a worker, for a config."""
-    with open(f'{folder}/starts', 'a') as file:
-        file.write(f'{os.getpid()}\n')
-
-
-@pytest.mark.parametrize('subset', [True, False])
-def test_workers_stay_from_one_evaluation_to_the_next(subset: bool, tmp_path: Path) -> None:
-    cfg = often(tmp_path, workers=2)
-    if not subset:
-        cfg.val_cfg = dict(type='PrefetchValLoop')
-    cfg.val_dataloader.worker_init_fn = dict(type='note_start', folder=str(tmp_path))
-    train(cfg)
-    found = evaluations(tmp_path)
-    assert len(found) == 8
-    pids = found[0]['pids']
-    assert len(pids) == 2
-    assert all(one['pids'] == pids for one in found)
-    assert sorted(map(int, (tmp_path / 'starts').read_text().split())) == pids
-
-
-@MODELS.register_module()
-class WithLoss(ToyModel):
-    """Whose evaluation has a loss, too."""
-
-    def val_step(self, data: dict) -> list:
-        outputs = super().val_step(data)
-        loss = torch.stack([one['out'] for one in outputs]).mean()
-        return [*outputs, BaseDataElement(loss=dict(loss_out=loss, other=loss + 1))]
-
-
-@pytest.mark.parametrize('model', ['ToyModel', 'WithLoss'])
-def test_over_all_is_what_stock_has(model: str, tmp_path: Path) -> None:
-    found = []
-    for name, val_cfg in (
-        ('stock', dict(type='ValLoop')),
-        ('ours', dict(type='PrefetchValLoop')),
-        ('each', dict(type='PrefetchValLoop', subset=10, full_interval=1)),
-    ):
-        cfg = often(tmp_path / name)
-        cfg.custom_hooks.pop()
-        cfg.default_hooks.checkpoint.save_best = 'mIoU'
-        cfg.model.type = model
-        cfg.val_cfg = val_cfg
-        runner = train(cfg)
-        if model == 'WithLoss' and not hasattr(runner.val_loop, 'val_loss'):
-            pytest.skip('this mmengine has no loss in evaluations')
-        samples = runner.val_evaluator.metrics[0].samples
-        found.append((of_evaluations(tmp_path / name), runner.val_loop.run(), samples))
-        for key, value in weights(runner).items():
-            found[-1] += ((key, value.tolist()),)
-    assert found[0] == found[1] == found[2]
-    assert ('val_loss' in found[0][1]) == (model == 'WithLoss')
-    assert len(found[0][0]) == 8
-
-
 def test_larger_than_all(tmp_path: Path) -> None:
     train(often(tmp_path, **{'val_cfg.subset': 41}))
     assert {kind for _, kind in kinds(tmp_path)} == {'full'}
@@ -364,7 +226,7 @@ import torch
 import tests.conftest
 import mmtempo
 from tests.testing.toy import train
-from tests.test_loops.test_evaluation import often
+from tests.testing.evaluated_training import often
 torch.distributed.init_process_group('gloo')
 cfg = often(Path(sys.argv[1]), **{'val_cfg.subset': 9, 'randomness.diff_rank_seed': True})
 cfg.experiment_name = 'ranks'
@@ -402,11 +264,3 @@ def test_two_processes_share_the_samples(tmp_path: Path) -> None:
     drawn = torch.randperm(40, generator=torch.Generator().manual_seed(3))[:9]
     few = {tuple(one['samples']) for one in found if len(one['samples']) < 40}
     assert few == {tuple(sorted(drawn.tolist()))}
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]

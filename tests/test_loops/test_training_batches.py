@@ -1,4 +1,4 @@
-"""A training that gets no more batches ends with an error and a checkpoint, and can go on."""
+"""The batches of a training, also of one that was interrupted or failed and is resumed."""
 
 from __future__ import annotations
 
@@ -6,51 +6,69 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mmengine.registry import DATASETS
+from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmtempo.loaders import LoaderError
+import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
+from mmtempo.loaders import LoaderError, build_prefetch_dataloader
 from mmtempo.loops.training_batches import PLACE
 from tests.testing.common import ROOT
 from tests.testing.limits import in_small_shm
-from tests.testing.noisy import NoisyDataset, noisy, noisy_epochs, seen
-from tests.testing.toy import train, with_evaluation
+from tests.testing.loader_hooks import LOOPS, of_epochs
+from tests.testing.noisy import noisy, noisy_epochs, seen
+from tests.testing.toy import train, weights, with_evaluation
 
+KINDS: dict[str, Callable[..., Config]] = dict(iterations=noisy, epochs=noisy_epochs)
 SCRIPT = """
 import sys, warnings
 warnings.simplefilter('ignore')
 from pathlib import Path
-from tests.test_loops.test_failures import {name}
+from tests.test_loops.test_training_batches import {name}
 {name}(Path(sys.argv[1]))
 """
 
 
-@DATASETS.register_module()
-class Interrupted(NoisyDataset):
-    """Fails, in whatever way, at the n-th sample that any process makes.
+@pytest.fixture(scope='module', params=KINDS)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """A training that was never interrupted: its kind, what it was given, and its weights."""
+    work = tmp_path_factory.mktemp(request.param)
+    runner = train(KINDS[request.param](work))
+    return request.param, seen(work), weights(runner)
 
-    Args:
-        how: 'raise', 'stop' with a StopIteration, or 'die'.
-        at: The sample.
-        mark: A file that says that it has happened.
-    """
 
-    def __init__(self, how: str, at: int, mark: str) -> None:
-        super().__init__()
-        self.how, self.at, self.mark = how, at, mark
+@pytest.mark.parametrize('workers', [0, 1, 4])
+def test_goes_on_as_if_nothing_had_been(workers: int, whole: tuple, tmp_path: Path) -> None:
+    """In the middle of an epoch, with another number of workers than before."""
+    kind, given, trained = whole
+    cfg = KINDS[kind](tmp_path, workers)
+    cfg.custom_hooks.append(dict(type='StopAt', iteration=19))
+    with pytest.raises(SystemExit):
+        train(cfg)
+    assert max(seen(tmp_path)) == 18
+    runner = train(KINDS[kind](tmp_path, (workers + 1) % 3, resume=True))
+    assert seen(tmp_path) == given
+    for key, value in weights(runner).items():
+        assert torch.equal(value, trained[key]), key
 
-    def __getitem__(self, index: int) -> dict:
-        if index == self.at and not os.path.exists(self.mark):
-            Path(self.mark).touch()
-            if self.how == 'die':
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise StopIteration if self.how == 'stop' else ZeroDivisionError('no such pixel')
-        return super().__getitem__(index)
+
+def test_goes_on_behind_stock(tmp_path: Path) -> None:
+    """Whose loop leaves the place of an earlier training as it is."""
+    work, again = tmp_path / 'work', tmp_path / 'again'
+    by_epoch = {'default_hooks.checkpoint': dict(by_epoch=True, interval=1)}
+    train(noisy_epochs(work, epochs=1, **by_epoch))
+    stock = {'train_cfg.type': 'EpochBasedTrainLoop', **by_epoch}
+    train(noisy_epochs(work, epochs=2, resume=True, **stock))
+    runner = train(noisy_epochs(work, epochs=3, resume=True, **by_epoch))
+    assert runner.iter == 21
+    assert list(seen(work)) == list(range(21))
+    train(noisy_epochs(again, epochs=3))
+    assert [seen(work)[n] for n in range(14, 21)] == [seen(again)[n] for n in range(14, 21)]
 
 
 @pytest.mark.parametrize('how', ['raise', 'stop', 'die'])
@@ -129,3 +147,18 @@ def test_a_small_shared_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, text[-3000:]
     assert max(seen(tmp_path)) == 11
     assert '3 workers x 2 batches ahead' in text
+
+
+@pytest.mark.parametrize('loop', [0, 2], ids=['epochs', 'iterations'])
+def test_loader_that_is_built_already(tmp_path: Path, loop: int) -> None:
+    cfg = of_epochs(tmp_path, 'ours', [])
+    if loop:
+        cfg.train_cfg = dict(type=LOOPS['ours'][loop], max_iters=50)
+        cfg.default_hooks.checkpoint.update(by_epoch=False, interval=50)
+    plain = train(cfg.copy())
+    runner = Runner.from_cfg(cfg)
+    loader = build_prefetch_dataloader(cfg.train_dataloader, seed=runner.seed)
+    runner._train_dataloader = loader
+    runner.train()
+    assert runner.iter == plain.iter == (50 if loop else 60)
+    assert runner.seen == plain.seen
