@@ -291,11 +291,11 @@ def test_no_update_in_its_middle_is_said_to_be_lost(tmp_path: Path) -> None:
         ('iterations_of_epochs', StreamPosition(1, 8, 24, 1)),
     ],
 )
-def test_place_by_count(kind: str, place: StreamPosition, tmp_path: Path) -> None:
+def test_position_by_count(kind: str, place: StreamPosition, tmp_path: Path) -> None:
     """Of a checkpoint that does not say where it is: by updates."""
     runner = Runner.from_cfg(settings(kind, tmp_path))
     runner.train_loop._iter = 6
-    assert runner.train_loop._place_by_count() == place
+    assert runner.train_loop._position_by_count() == place
 
 
 def test_another_number_of_batches_within_an_epoch(tmp_path: Path) -> None:

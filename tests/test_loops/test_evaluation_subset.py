@@ -211,7 +211,7 @@ def test_the_loader_is_itself_again_after_an_error() -> None:
     runner: Any = SimpleNamespace(logger=logger, seed=3)
     subset = EvaluationSubset(runner, loader, 6, None)
     whole = loader.sampler, loader.batch_sampler
-    with contextlib.suppress(KeyError), subset.given(runner):
+    with contextlib.suppress(KeyError), subset.limit_loader(runner):
         assert len(loader) == 2
         next(iter(loader))
         raise KeyError

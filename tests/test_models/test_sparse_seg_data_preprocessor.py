@@ -13,7 +13,7 @@ from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
 from mmtempo.doctor.sync_census import SyncCensus
-from mmtempo.models import sparse_seg_data_preprocessor
+from mmtempo.models import data_transfer, sparse_seg_data_preprocessor
 from mmtempo.models.sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 
 COLOURS: dict[str, Any] = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
@@ -147,7 +147,7 @@ def test_each_tensor_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
         crossed.append((tuple(tensor.shape), tensor.dtype, device))
         return tensor
 
-    monkeypatch.setattr(sparse_seg_data_preprocessor, 'to_device', cross)
+    monkeypatch.setattr(data_transfer, 'to_device', cross)
     SparseSegDataPreProcessor(size=(40, 40), bgr_to_rgb=True)(make_batch(SAME), training=True)
     cpu = torch.device('cpu')
     assert sorted(crossed, key=str) == [
@@ -304,7 +304,7 @@ def test_what_is_stacked_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for image, sample in zip(data['inputs'], data['data_samples'])
     ]
     data = FUNCTIONS.get('stack_collate')(samples)
-    monkeypatch.setattr(sparse_seg_data_preprocessor, 'to_device', count)
+    monkeypatch.setattr(data_transfer, 'to_device', count)
     monkeypatch.setattr(torch, 'stack', lambda *args: stacked.append(args) or stack(*args))
     result = SparseSegDataPreProcessor(size=(24, 32))(data, training=True)
     assert sorted(crossed, key=str) == [

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
-from mmengine.structures import BaseDataElement
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
 from mmtempo.device.prepared_batch import take_prepared
-from mmtempo.device.streams import to_device
+
+from .data_transfer import AsyncCast
 
 MAPS = ('gt_sem_seg', 'gt_edge_map', 'gt_depth_map')
 # Those that may come packed, as bytes.
@@ -21,7 +21,7 @@ Padding = tuple[int, int, int, int]
 
 
 @MODELS.register_module()
-class SparseSegDataPreProcessor(SegDataPreProcessor):
+class SparseSegDataPreProcessor(AsyncCast, SegDataPreProcessor):
     """Brings a batch to the device and prepares it there, as a whole; results are stock's.
 
     Stock copies one tensor after the other and waits for each, and reverses the channels of
@@ -48,24 +48,6 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         self._reverses_channels = getattr(self, '_channel_conversion', None) or getattr(
             self, 'channel_conversion', False
         )
-
-    def cast_data(self, data: Any) -> Any:
-        """As stock's, through pinned memory."""
-        if not self._non_blocking:
-            return super().cast_data(data)
-        if isinstance(data, torch.Tensor):
-            return to_device(data, self.device)
-        if hasattr(data, 'stacked'):  # a `SampleBatch`
-            return data.apply(self.cast_data)
-        if isinstance(data, BaseDataElement):
-            moved = data.new()
-            for key, value in data.items():
-                if isinstance(value, (torch.Tensor, BaseDataElement)):
-                    moved.set_data({key: self.cast_data(value)})
-                elif hasattr(value, 'to'):
-                    moved.set_data({key: value.to(self.device, non_blocking=True)})
-            return moved
-        return super().cast_data(data)
 
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
         result = take_prepared(data, training) or self.prepare_ahead(data, training)
