@@ -37,7 +37,7 @@ def test_hook_that_reads_a_loader_changes_nothing(tmp_path: Path, hook: dict, wo
 
 
 @pytest.mark.parametrize(('workers', 'persistent'), [(0, False), (2, False), (2, True)])
-def test_data_set_that_changes_with_the_epoch(
+def test_dataset_that_changes_with_the_epoch_is_seen_by_new_workers(
     tmp_path: Path, workers: int, persistent: bool
 ) -> None:
     runs = {
@@ -59,8 +59,7 @@ def test_data_set_that_changes_with_the_epoch(
 
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize('prefetches', [False, True])
-def test_loader_that_a_hook_replaces(tmp_path: Path, prefetches: bool, workers: int) -> None:
-    """In the middle of a training by epochs."""
+def test_loader_replaced_by_a_hook_is_used(tmp_path: Path, prefetches: bool, workers: int) -> None:
     runs = {}
     for arm in LOOPS:
         hook = dict(type='ReplacesTheLoader', epoch=1, prefetches=prefetches and arm == 'ours')
@@ -71,7 +70,7 @@ def test_loader_that_a_hook_replaces(tmp_path: Path, prefetches: bool, workers: 
     assert type(runs['ours'].train_dataloader) is not DataLoader or not prefetches
 
 
-def test_loader_that_a_hook_gives_back(tmp_path: Path) -> None:
+def test_loader_restored_by_a_hook_is_used(tmp_path: Path) -> None:
     runs = {
         arm: train(of_epochs(tmp_path / arm, arm, [dict(type='SwapsForOneEpoch')])) for arm in LOOPS
     }

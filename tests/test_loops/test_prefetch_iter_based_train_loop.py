@@ -10,7 +10,7 @@ from tests.testing.loader_hooks import LOOPS
 from tests.testing.toy import STOCK, config, train
 
 
-def test_iterator_that_a_hook_replaces(tmp_path: Path) -> None:
+def test_iterator_replaced_by_a_hook_is_used(tmp_path: Path) -> None:
     runs = {}
     for arm, loops in LOOPS.items():
         cfg = config(tmp_path / arm, STOCK)
@@ -22,7 +22,7 @@ def test_iterator_that_a_hook_replaces(tmp_path: Path) -> None:
     assert runs['ours'].seen[0] == [5000, 5001]
 
 
-def test_iterator_of_batches_cannot_stand_for_updates(tmp_path: Path) -> None:
+def test_iterator_replaced_by_a_hook_is_refused_for_updates(tmp_path: Path) -> None:
     cfg = config(tmp_path, STOCK)
     cfg.train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=12, count='updates')
     cfg.optim_wrapper.update(type='SparseOptimWrapper', accumulative_counts=2)

@@ -10,7 +10,7 @@ from tests.testing.loader_hooks import LOOPS
 from tests.testing.toy import STOCK, config, with_evaluation
 
 
-def test_test_loop_counts_each_sample_once_while_a_hook_looks(tmp_path: Path) -> None:
+def test_each_sample_counts_once_while_a_hook_reads_the_loader(tmp_path: Path) -> None:
     seen = {}
     for arm, loops in LOOPS.items():
         cfg = with_evaluation(config(tmp_path / arm, STOCK))

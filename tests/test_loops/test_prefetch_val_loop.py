@@ -1,4 +1,4 @@
-"""The evaluation loop keeps its workers, and has the results of stock."""
+"""The evaluation loop keeps its workers, and its results equal those of stock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.testing.toy import ToyModel, train, weights
 
 @FUNCTIONS.register_module()
 def note_start(worker: int, folder: str) -> None:
-    """Of a worker, for a config."""
+    """Write the process id of a worker to a file; a `worker_init_fn`."""
     with open(f'{folder}/starts', 'a') as file:
         file.write(f'{os.getpid()}\n')
 
 
 @pytest.mark.parametrize('subset', [True, False])
-def test_workers_stay_from_one_evaluation_to_the_next(subset: bool, tmp_path: Path) -> None:
+def test_workers_persist_between_evaluations(subset: bool, tmp_path: Path) -> None:
     cfg = often(tmp_path, workers=2)
     if not subset:
         cfg.val_cfg = dict(type='PrefetchValLoop')
@@ -38,7 +38,7 @@ def test_workers_stay_from_one_evaluation_to_the_next(subset: bool, tmp_path: Pa
 
 @MODELS.register_module()
 class WithLoss(ToyModel):
-    """Whose evaluation has a loss, too."""
+    """A model with losses in its evaluation."""
 
     def val_step(self, data: dict) -> list:
         outputs = super().val_step(data)
@@ -47,7 +47,7 @@ class WithLoss(ToyModel):
 
 
 @pytest.mark.parametrize('model', ['ToyModel', 'WithLoss'])
-def test_over_all_is_what_stock_has(model: str, tmp_path: Path) -> None:
+def test_full_evaluation_equals_that_of_stock(model: str, tmp_path: Path) -> None:
     found = []
     for name, val_cfg in (
         ('stock', dict(type='ValLoop')),

@@ -36,15 +36,17 @@ from tests.test_loops.test_training_batches import {name}
 
 @pytest.fixture(scope='module', params=KINDS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
-    """A training that was never interrupted: its kind, what it was given, and its weights."""
+    """Return kind, batches and weights of an uninterrupted training."""
     work = tmp_path_factory.mktemp(request.param)
     runner = train(KINDS[request.param](work))
     return request.param, seen(work), weights(runner)
 
 
 @pytest.mark.parametrize('workers', [0, 1, 4])
-def test_goes_on_as_if_nothing_had_been(workers: int, whole: tuple, tmp_path: Path) -> None:
-    """In the middle of an epoch, with another number of workers than before."""
+def test_resumed_training_equals_an_uninterrupted_one(
+    workers: int, whole: tuple, tmp_path: Path
+) -> None:
+    """Resume within an epoch, with another number of workers."""
     kind, given, trained = whole
     cfg = KINDS[kind](tmp_path, workers)
     cfg.custom_hooks.append(dict(type='StopAt', iteration=19))
@@ -57,8 +59,8 @@ def test_goes_on_as_if_nothing_had_been(workers: int, whole: tuple, tmp_path: Pa
         assert torch.equal(value, trained[key]), key
 
 
-def test_goes_on_behind_stock(tmp_path: Path) -> None:
-    """Whose loop leaves the place of an earlier training as it is."""
+def test_resume_after_stock_ignores_the_outdated_position(tmp_path: Path) -> None:
+    """Stock's loop keeps the position that an earlier training has left in the message hub."""
     work, again = tmp_path / 'work', tmp_path / 'again'
     by_epoch = {'default_hooks.checkpoint': dict(by_epoch=True, interval=1)}
     train(noisy_epochs(work, epochs=1, **by_epoch))
@@ -73,11 +75,11 @@ def test_goes_on_behind_stock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('how', ['raise', 'stop', 'die'])
 @pytest.mark.parametrize('kind', [noisy, noisy_epochs])
-def test_nothing_is_lost(kind: Any, how: str, tmp_path: Path) -> None:
+def test_failed_sample_loses_no_iteration(kind: Any, how: str, tmp_path: Path) -> None:
     train(kind(tmp_path / 'whole'))
     whole = seen(tmp_path / 'whole')
     cfg = kind(tmp_path / 'run', 2)
-    # In the middle of the first epoch, which is the same for both.
+    # Within the first epoch, whose order is the same for both kinds.
     at = torch.randperm(40, generator=torch.Generator().manual_seed(3)).tolist()[26]
     mark = str(tmp_path / 'mark')
     cfg.train_dataloader.dataset = dict(type='Interrupted', how=how, at=at, mark=mark)
@@ -87,15 +89,15 @@ def test_nothing_is_lost(kind: Any, how: str, tmp_path: Path) -> None:
     runner = train(kind(tmp_path / 'run', 1, resume=True))
     assert seen(tmp_path / 'run') == whole
     log = ''.join(path.read_text() for path in (tmp_path / 'run').rglob('*.log'))
-    # What a worker has made dies with it, if nobody has fetched it.
+    # Batches of a worker that were not fetched are lost with it.
     assert 0 <= reached <= 26 // 3
-    assert f'iter: {reached + 1}' in log  # and not one iteration is done again
+    assert f'iter: {reached + 1}' in log  # no iteration is repeated
     assert runner.message_hub.get_info(PLACE)['seed'] == 3
 
 
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize('split', ['val', 'test'])
-def test_stop_iteration_does_not_shorten_an_evaluation(
+def test_stop_iteration_of_a_dataset_does_not_shorten_an_evaluation(
     split: str, workers: int, tmp_path: Path
 ) -> None:
     cfg = with_evaluation(noisy(tmp_path))
@@ -119,8 +121,8 @@ def train_until_killed(work: Path) -> None:
 
 
 @pytest.mark.parametrize('workers', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 4))])
-def test_kill_minus_nine(workers: int, tmp_path: Path) -> None:
-    """What is done again after it is done on the same batches."""
+def test_killed_training_resumes_with_the_same_batches(workers: int, tmp_path: Path) -> None:
+    """Iterations after the last checkpoint are repeated on the same batches."""
     train(noisy(tmp_path / 'whole', 0, 30))
     command = [sys.executable, '-c', SCRIPT.format(name='train_until_killed'), tmp_path / 'run']
     env = dict(os.environ, WORKERS=str(workers), OMP_NUM_THREADS='1')
@@ -131,7 +133,7 @@ def test_kill_minus_nine(workers: int, tmp_path: Path) -> None:
 
 
 def train_large(work: Path) -> None:
-    """Each batch takes 24 MB."""
+    """Train on batches of 24 MiB."""
     cfg = noisy(work, 3, 12)
     cfg.train_dataloader.dataset.type = 'LargeSamples'
     cfg.train_dataloader.collate_fn = dict(type='stack_collate')
@@ -139,8 +141,8 @@ def train_large(work: Path) -> None:
     train(cfg)
 
 
-def test_a_small_shared_memory(tmp_path: Path) -> None:
-    """As a container has that was not told otherwise; batches do not lie there."""
+def test_training_works_with_small_shared_memory(tmp_path: Path) -> None:
+    """A container has 64 MiB by default; batches are in other memory."""
     command = [sys.executable, '-c', SCRIPT.format(name='train_large'), str(tmp_path)]
     done = in_small_shm(command, timeout=100, cwd=ROOT, env=dict(os.environ, OMP_NUM_THREADS='1'))
     text = done.stdout + done.stderr
@@ -150,7 +152,7 @@ def test_a_small_shared_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('loop', [0, 2], ids=['epochs', 'iterations'])
-def test_loader_that_is_built_already(tmp_path: Path, loop: int) -> None:
+def test_built_loader_gives_the_same_batches(tmp_path: Path, loop: int) -> None:
     cfg = of_epochs(tmp_path, 'ours', [])
     if loop:
         cfg.train_cfg = dict(type=LOOPS['ours'][loop], max_iters=50)

@@ -1,4 +1,4 @@
-"""Mixed precision in trainings of `sparse_training`, by stock and with options of both."""
+"""Stock's mixed precision on a CPU, and options that tests of the optimizer wrappers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that note over which samples each evaluation is."""
+"""Trainings that record the samples of each evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POINTS = {tuple(point.tolist()): number for number, point in enumerate(ToyDatase
 
 @METRICS.register_module()
 class Fewer(BaseMetric):
-    """The fewer samples, the better; knows which they were."""
+    """A metric that is better for fewer samples, and records which they were."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
         self.results += [POINTS[tuple(point.tolist())] for point in data_batch['inputs']]
@@ -33,7 +33,7 @@ class Fewer(BaseMetric):
 
 @HOOKS.register_module()
 class Evaluations(Hook):
-    """Writes down each: iteration, samples, and processes that made them."""
+    """Writes iteration, samples and worker processes of each evaluation to a file."""
 
     def after_val(self, runner: Any) -> None:
         loader = runner.val_dataloader
@@ -54,7 +54,7 @@ def evaluations(work: Path) -> list[dict]:
 
 
 def kinds(work: Path) -> list[tuple[int, str]]:
-    """Iteration of each evaluation, and whether it was over all."""
+    """Return the iteration of each evaluation, and 'full' or the size of its subset."""
     found = []
     for one in evaluations(work):
         is_full = sorted(one['samples']) == ALL
@@ -72,7 +72,7 @@ def evaluated(cfg: Config, workers: int = 0, **val_cfg: Any) -> Config:
 
 
 def often(work: Path, workers: int = 0, **options: Any) -> Config:
-    """Eight evaluations in 15 iterations, the last one out of turn."""
+    """Configure eight evaluations in 15 iterations, of which the last is off the interval."""
     cfg = noisy(work, iterations=15)
     cfg.train_cfg.val_interval = 2
     val_cfg = dict(subset=10, full_interval=3)
@@ -94,6 +94,6 @@ OFTEN = [
 
 
 def of_evaluations(work: Path) -> list[dict]:
-    """What was logged of them."""
+    """Return the logged metrics of evaluations."""
     keys = {'mIoU', 'subset/mIoU', 'aAcc', 'subset/aAcc'}
     return [line for line in logged(work) if keys & set(line)]

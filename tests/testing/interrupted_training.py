@@ -1,4 +1,4 @@
-"""Trainings that a signal stops, or that one sample makes fail."""
+"""A hook that stops a training by a signal, and a dataset with a failing sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.testing.noisy import NoisyDataset
 
 @HOOKS.register_module()
 class StopAt(Hook):
-    """Asks the training to end, as a scheduler does."""
+    """Sends SIGTERM to the training, as a scheduler does."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
@@ -27,12 +27,12 @@ class StopAt(Hook):
 
 @DATASETS.register_module()
 class Interrupted(NoisyDataset):
-    """Fails, in whatever way, at the n-th sample that any process makes.
+    """A dataset that fails once, at one of its samples.
 
     Args:
-        how: 'raise', 'stop' with a StopIteration, or 'die'.
-        at: The sample.
-        mark: A file that says that it has happened.
+        how: 'raise' an error, 'stop' with a StopIteration, or 'die'.
+        at: Index of the sample.
+        mark: Path of a file that is created at the failure; if it exists, no sample fails.
     """
 
     def __init__(self, how: str, at: int, mark: str) -> None:

@@ -29,7 +29,7 @@ LOOPS = {
 
 @DATASETS.register_module()
 class Curriculum(ToyDataset):
-    """The samples of the toy, moved by the number of the epoch."""
+    """A dataset whose samples depend on the epoch."""
 
     epoch = 0
 
@@ -42,7 +42,7 @@ class Curriculum(ToyDataset):
 
 @HOOKS.register_module()
 class NotesSamples(Hook):
-    """Notes the samples of each iteration, and the epochs of the files."""
+    """Records the samples of each iteration."""
 
     def before_run(self, runner: Any) -> None:
         runner.seen = []
@@ -53,11 +53,12 @@ class NotesSamples(Hook):
 
 @HOOKS.register_module()
 class ReadsTheLoader(Hook):
-    """As mmpretrain's `PreciseBNHook`, and as a hook that shows a batch.
+    """Reads a dataloader, as mmpretrain's `PreciseBNHook` and hooks that show a batch do.
 
     Args:
-        stage: The stage at which it reads.
-        batches: How many batches; 0 for all.
+        stage: Name of the hook method in which it reads.
+        batches: Number of batches; 0 for all. Defaults to 0.
+        split: The dataloader: 'train', 'val' or 'test'. Defaults to 'train'.
     """
 
     def __init__(self, stage: str, batches: int = 0, split: str = 'train') -> None:
@@ -81,11 +82,11 @@ class SetsEpochs(Hook):
 
 @HOOKS.register_module()
 class ReplacesTheLoader(Hook):
-    """As mmyolo's and mmdet's hooks that switch the pipeline.
+    """Replaces the dataloader, as hooks of mmyolo and mmdet that switch the pipeline do.
 
     Args:
-        epoch: The epoch, from 0, from which on another loader is used.
-        prefetches: Whether it is one of ours. Defaults to False.
+        epoch: Index of the first epoch with the other loader.
+        prefetches: Whether that is a `PrefetchDataLoader`. Defaults to False.
     """
 
     def __init__(self, epoch: int, prefetches: bool = False) -> None:
@@ -109,7 +110,7 @@ class ReplacesTheLoader(Hook):
 
 @HOOKS.register_module()
 class SwapsForOneEpoch(Hook):
-    """Uses a stock loader in the second epoch, and the run's own before and after it."""
+    """Uses a stock loader in the second epoch, and restores the run's loader afterwards."""
 
     def before_train_epoch(self, runner: Any) -> None:
         if runner.epoch == 1:

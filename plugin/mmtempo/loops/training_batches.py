@@ -62,8 +62,8 @@ def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dic
 
     Args:
         loop: The loop, with its evaluator and `run_iter`.
-        losses: The dict in which the loop collects losses of the model; unused by older
-            versions of mmengine.
+        losses: The dict in which the loop collects losses of the model; it stays empty with
+            versions of mmengine that collect none.
         stage: 'val' or 'test'.
         samples: Number of samples that the metrics are computed over.
     """
@@ -125,7 +125,7 @@ class TrainingBatches(Iterator):
             return self.loader.take()
         except LoaderError as error:
             self._runner.logger.error(str(error))
-            save_state(self._runner)  # no step has begun: the state is that of a whole iteration
+            save_state(self._runner)  # weights and position are those of a whole iteration
             raise
 
     @property
