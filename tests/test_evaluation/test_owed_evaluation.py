@@ -1,4 +1,4 @@
-"""An evaluation that a signal has cut off is done when the run is resumed, and judged."""
+"""An evaluation that a signal has interrupted is repeated on resume, and its score counts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ forks.MODULES.append(__name__)
 
 @MODELS.register_module()
 class TerminatedModel(ToyModel):
-    """Gets a SIGTERM in a forward pass.
+    """A model that receives a SIGTERM in a forward pass.
 
     Args:
-        at: The forward pass, from 1, of those in this mode.
+        at: Number of the forward pass, from 1, among those in `mode`.
         mode: 'loss' for training, 'predict' for evaluation.
     """
 
@@ -51,7 +51,7 @@ def terminated(at: int, mode: str) -> dict:
 
 
 def evaluations(text: str) -> list[tuple[str, float]]:
-    """Iterations or epochs that were evaluated, and their scores."""
+    """Return the evaluated iterations or epochs, and their scores."""
     found = re.findall(r'(?:Iter|Epoch)\(val\) \[?(\d*)\]?.*?score: ([\d.]+)', text)
     return [(number, float(score)) for number, score in found]
 
@@ -78,7 +78,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_resumed_run_evaluates_and_judges(
+def test_resumed_run_repeats_the_evaluation(
     case: str, undisturbed: dict[bool, tuple[Path, list]], tmp_path: Path
 ) -> None:
     epochs, options, at = CASES[case]
@@ -95,13 +95,13 @@ def test_resumed_run_evaluates_and_judges(
     second = forks.run(train, log, work=str(work), resume=True, **loop(epochs), **same)
     assert second.count('Evaluating after iteration') == 1
     assert evaluations(first) + evaluations(second) == expected
-    assert files(work) == files(whole)  # the best one, too
+    assert files(work) == files(whole)  # with the best one
     assert_same(marked(work), marked(whole))
-    if 'last' not in case:  # nothing is saved after that one, unless it is the best
+    if 'last' not in case:  # after the last evaluation only a new best is saved
         assert OWED not in state(marked(work))['message_hub']['runtime_info']
 
 
-def test_evaluation_is_not_repeated_where_none_is_owed(tmp_path: Path) -> None:
+def test_complete_evaluation_is_not_repeated(tmp_path: Path) -> None:
     work, log = tmp_path / 'work', tmp_path / 'log'
     forks.run(through_tool, log, 143, work=str(work), **loop(False), **terminated(13, 'loss'))
     assert marked(work).name == 'iter_13.pth'
@@ -110,7 +110,7 @@ def test_evaluation_is_not_repeated_where_none_is_owed(tmp_path: Path) -> None:
     assert len(evaluations(text)) == 2  # after 18 and 24
 
 
-def test_stock_loop_says_what_is_missing(tmp_path: Path) -> None:
+def test_stock_loop_logs_the_missing_evaluation(tmp_path: Path) -> None:
     work, log = tmp_path / 'work', tmp_path / 'log'
     forks.run(through_tool, log, 143, work=str(work), **terminated(4, 'predict'))
     text = forks.run(train, log, work=str(work), resume=True)
@@ -119,7 +119,7 @@ def test_stock_loop_says_what_is_missing(tmp_path: Path) -> None:
     assert len(evaluations(text)) == 2
 
 
-def test_stock_hooks_read_the_checkpoint(tmp_path: Path) -> None:
+def test_stock_hooks_resume_the_checkpoint(tmp_path: Path) -> None:
     work, log = tmp_path / 'work', tmp_path / 'log'
     forks.run(through_tool, log, 143, work=str(work), **terminated(4, 'predict'))
     forks.run(
@@ -133,7 +133,7 @@ def test_stock_hooks_read_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_signal_after_the_last_iteration_counts_no_epoch(tmp_path: Path) -> None:
-    """A loop over iterations has one epoch, which is never complete."""
+    """An iteration-based loop has one epoch, which never completes."""
     work = tmp_path / 'work'
     runner = Runner.from_cfg(saving(work, **{'train_cfg.max_iters': 4}))
     reached: list[tuple] = []
@@ -147,7 +147,7 @@ def test_signal_after_the_last_iteration_counts_no_epoch(tmp_path: Path) -> None
     assert [tuple(one[:2]) for one in reached] == [(0, 4)]
 
 
-def test_processes_leave_an_evaluation_together(tmp_path: Path) -> None:
+def test_processes_stop_an_evaluation_together(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = {'val_dataloader.batch_size': 1} | loop(False)
     texts = both(start_ranks(work, {1: terminated(24, 'predict')}, **options), 143)

@@ -1,4 +1,4 @@
-"""The values, files and log of mmseg's metric, from sums that do not grow."""
+"""Values, files and log equal those of mmseg's metric, in constant memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = ['mIoU', 'mDice', 'mFscore']
 def sample(
     number: int, shape: tuple[int, ...] = (20, 30), dtype: torch.dtype = torch.int64
 ) -> dict:
-    """One image; 'ghost' is never true in it, 9 is no class at all, 255 is ignored."""
+    """Make one image; no label is 'ghost', 9 is not a class, 255 is ignored."""
     generator = torch.Generator().manual_seed(number)
     true = torch.tensor([0, 0, 0, 1, 2, 9, 255]).to(dtype)
     label = true[torch.randint(0, len(true), shape, generator=generator)]
@@ -76,7 +76,7 @@ def assert_equal(ours: dict, stock: dict) -> None:
     ],
 )
 @pytest.mark.parametrize('dtype', [torch.int64, torch.uint8])
-def test_values_are_those_of_stock(kwargs: dict, dtype: torch.dtype) -> None:
+def test_values_equal_those_of_stock(kwargs: dict, dtype: torch.dtype) -> None:
     samples = [sample(i, dtype=dtype) for i in range(7)]
     ours = run(StreamingIoUMetric, samples, **kwargs)
     stock = run(IoUMetric, samples, **kwargs)
@@ -84,8 +84,8 @@ def test_values_are_those_of_stock(kwargs: dict, dtype: torch.dtype) -> None:
     assert_equal(ours, stock)
 
 
-def test_one_class() -> None:
-    """Stock's single bin then reaches from the least value to the largest."""
+def test_single_class_is_counted() -> None:
+    """Stock's single bin then spans all values."""
     label = torch.tensor([[0, 0, 255, 0]])
     areas = [
         cls.intersect_and_union(torch.zeros_like(label), label, 1, 255)
@@ -94,7 +94,7 @@ def test_one_class() -> None:
     assert [[int(area) for area in some] for some in areas] == [[3, 3, 3, 3]] * 2
 
 
-def test_many_classes() -> None:
+def test_many_classes_are_counted_as_in_stock() -> None:
     generator = torch.Generator().manual_seed(0)
     pred, label = (torch.randint(0, 256, (200, 300), generator=generator) for _ in range(2))
     ours = StreamingIoUMetric.intersect_and_union(pred, label, 255, 255)
@@ -104,7 +104,7 @@ def test_many_classes() -> None:
         assert torch.equal(one, other.long())
 
 
-def test_type_alone_is_changed(caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluator_differs_by_type_alone(caplog: pytest.LogCaptureFixture) -> None:
     logger, tables = MMLogger.get_current_instance(), []
     logger.addHandler(caplog.handler)
     with DefaultScope.overwrite_default_scope('mmseg'):
@@ -128,7 +128,7 @@ def test_type_alone_is_changed(caplog: pytest.LogCaptureFixture) -> None:
     assert METRICS.get('StreamingIoUMetric') is StreamingIoUMetric
 
 
-def test_what_is_kept_does_not_grow() -> None:
+def test_memory_does_not_grow() -> None:
     found, stock = metric(StreamingIoUMetric), metric(IoUMetric)
     sizes = []
     for i in range(40):
@@ -139,7 +139,7 @@ def test_what_is_kept_does_not_grow() -> None:
     assert len(pickle.dumps(vars(stock))) > 10 * sizes[-1]
 
 
-def test_waits_for_nothing() -> None:
+def test_process_does_not_synchronize() -> None:
     samples = [sample(i) for i in range(4)]
     found = metric(StreamingIoUMetric)
     with SyncCensus() as census:
@@ -150,7 +150,7 @@ def test_waits_for_nothing() -> None:
     assert len(census.waits) >= 4 * 4
 
 
-def test_sums_lose_no_pixel() -> None:
+def test_sums_are_exact() -> None:
     samples = [sample(i, (1500, 1501)) for i in range(12)]
     totals: dict[type, Any] = {}
     for cls in (StreamingIoUMetric, IoUMetric):
@@ -176,8 +176,8 @@ def test_sums_lose_no_pixel() -> None:
     print('largest error of stock in pixels:', np.abs(stock - exact).max())
 
 
-def test_sums_beyond_what_float32_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real images of that many pixels would take minutes."""
+def test_sums_beyond_float32_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixel counts are made up: real images of that size would take minutes."""
     area = 5_000_001
 
     def areas(*args: Any) -> tuple:
@@ -196,11 +196,11 @@ def test_sums_beyond_what_float32_holds(monkeypatch: pytest.MonkeyPatch) -> None
     found.evaluate(1000)
     assert totals[0].tolist() == [1000 * area] * 4
     rounded = sum(torch.full((4,), area).float() for _ in range(1000))
-    assert abs(rounded[0].item() - 1000 * area) > 1000  # as stock would
+    assert abs(rounded[0].item() - 1000 * area) > 1000  # as in stock
 
 
 @pytest.mark.parametrize('format_only', [False, True])
-def test_files_are_those_of_stock(tmp_path: Path, format_only: bool) -> None:
+def test_files_equal_those_of_stock(tmp_path: Path, format_only: bool) -> None:
     samples = [sample(i) for i in range(3)]
     found = []
     for cls in (StreamingIoUMetric, IoUMetric):
@@ -216,7 +216,7 @@ def test_files_are_those_of_stock(tmp_path: Path, format_only: bool) -> None:
         np.testing.assert_array_equal(our_files[name], pixels)
 
 
-def test_evaluates_again_from_nothing() -> None:
+def test_second_evaluation_starts_from_zero() -> None:
     found = metric(StreamingIoUMetric)
     for numbers in (range(3), range(5, 7)):
         samples = [sample(i) for i in numbers]
@@ -224,14 +224,13 @@ def test_evaluates_again_from_nothing() -> None:
         assert_equal(found.evaluate(len(samples)), run(IoUMetric, samples))
 
 
-def test_no_image_at_all() -> None:
-    """As stock: nothing has been processed, which is said."""
+def test_evaluation_without_images_fails_as_in_stock() -> None:
     with pytest.raises(AssertionError):
         metric(StreamingIoUMetric).evaluate(3)
 
 
 def in_turn(count: int, ranks: int, padded: bool) -> list[list[int]]:
-    """The images of each process, as `DefaultSampler` gives them out."""
+    """Return the images of each process, as `DefaultSampler` distributes them."""
     total = -(-count // ranks) * ranks if padded else count
     numbers = list(itertools.islice(itertools.cycle(range(count)), total))
     return [numbers[rank::ranks] for rank in range(ranks)]
@@ -239,7 +238,7 @@ def in_turn(count: int, ranks: int, padded: bool) -> list[list[int]]:
 
 @pytest.mark.parametrize('padded', [True, False])
 @pytest.mark.parametrize(('count', 'ranks'), [(7, 3), (8, 3), (6, 3), (1, 4), (2, 4), (5, 1)])
-def test_padding_is_left_out(count: int, ranks: int, padded: bool) -> None:
+def test_surplus_images_are_excluded(count: int, ranks: int, padded: bool) -> None:
     parts = []
     for numbers in in_turn(count, ranks, padded):
         found = metric(StreamingIoUMetric)
@@ -254,20 +253,21 @@ def test_padding_is_left_out(count: int, ranks: int, padded: bool) -> None:
     assert_equal(whole.compute_metrics(parts), run(IoUMetric, [sample(i) for i in range(count)]))
 
 
-def test_more_images_than_the_data_set_has(caplog: pytest.LogCaptureFixture) -> None:
+def test_surplus_that_cannot_be_excluded_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     logger = MMLogger.get_current_instance()
     logger.addHandler(caplog.handler)
     samples = [sample(i) for i in range(5)]
     ours = run(StreamingIoUMetric, samples, size=4)
     assert_equal(ours, run(IoUMetric, samples, size=4))
-    assert 'too many' not in caplog.text
+    assert 'surplus' not in caplog.text
     run(StreamingIoUMetric, samples, size=2)
     logger.removeHandler(caplog.handler)
-    assert '5 images were evaluated, the data set has 2; 2 too many are counted' in caplog.text
+    message = '5 images were evaluated, but the dataset has 2; 2 surplus images are counted'
+    assert message in caplog.text
 
 
 def in_group(pipe: Any, rank: int, folder: str) -> None:
-    os.chdir(folder)  # where results are exchanged
+    os.chdir(folder)  # the processes exchange results in files there
     torch.distributed.init_process_group(
         'gloo', init_method=f'file://{folder}/group', rank=rank, world_size=2
     )
@@ -276,16 +276,16 @@ def in_group(pipe: Any, rank: int, folder: str) -> None:
         samples = [sample(i) for i in in_turn(count, 2, padded)[rank]]
         kwargs = dict(size=count, collect_device=device, iou_metrics=ALL)
         found.append((count, run(StreamingIoUMetric, samples, **kwargs)))
-    # One of them has no image at all.
+    # One of the processes has no images.
     kwargs = dict(size=1, iou_metrics=ALL)
     found.append((1, run(StreamingIoUMetric, [sample(0)] if rank == 0 else [], **kwargs)))
     pipe.send(found)
     torch.distributed.barrier()
-    os._exit(0)  # threads of the group wait for good, now and then
+    os._exit(0)  # threads of the group sometimes never end
 
 
 @pytest.mark.timeout(180)
-def test_two_processes(tmp_path: Path) -> None:
+def test_two_processes_have_the_values_of_one(tmp_path: Path) -> None:
     pipes = [SPAWN.Pipe() for _ in range(2)]
     processes = [
         SPAWN.Process(target=in_group, args=(there, rank, str(tmp_path)))

@@ -19,12 +19,11 @@ from mmengine.registry import DATASETS, HOOKS, MODELS, TRANSFORMS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler
 
+import tests.testing.interrupted_training  # noqa: F401  (registers StopAt)
 from mmtempo.hooks.progressive_training_hook import ProgressiveTrainingHook
 from mmtempo.progressive.live_transforms import LiveTransforms
-from tests.test_loops.test_train_loops import StopAt
 from tests.testing.toy import config, logged, train, weights
 
-__all__ = ['StopAt']
 SPARSE = dict(runtime_info='SparseRuntimeInfoHook', logger='SparseLoggerHook')
 KEY = r'custom_hooks.ProgressiveTrainingHook.stages'
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmtempo.checkpoint.loading import load_from_local
-from tests.test_optim.test_sparse_amp_optim_wrapper import StockOnCPU
+from tests.testing.amp_training import StockOnCPU
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, weights
 
 OPTIM_WRAPPERS.register_module(module=StockOnCPU)

@@ -1,6 +1,6 @@
-"""An update of k batches is that of one large batch, for all that counts and all that is counted.
+"""An update of k batches equals that of one large batch, in results and in all counters.
 
-Models here have no batch normalisation, whose statistics are those of the single batch by nature.
+Models here have no batch normalization, whose statistics depend on the size of a batch.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.loaders import LoaderError, StreamPosition
 from mmtempo.loops.accumulation import LogMeans, UpdateLoader
 from mmtempo.loops.training_batches import PLACE
 from mmtempo.timing.timeline import Timeline
 from mmtempo.utils.phases import activate, deactivate
-from tests.test_loops.test_failures import Interrupted  # noqa: F401  (by its name)
-from tests.test_loops.test_train_loops import StopAt  # noqa: F401
 from tests.testing.noisy import noisy, noisy_epochs, seen
 from tests.testing.toy import ToyDataset, logged, train, weights, with_evaluation
 
-# 40 samples: three full updates an epoch, and one of three samples and one.
+# 40 samples: three full updates an epoch, and one with batches of three samples and of one.
 BATCH, BATCHES = 3, 4
 UPDATES = 4
 NAMES = ('ours', 'large')
@@ -40,7 +39,7 @@ NAMES = ('ours', 'large')
 
 @MODELS.register_module()
 class WithoutBatchNorm(BaseModel):
-    """Looks at each sample alone; its losses are means over samples."""
+    """A model that treats samples independently; its losses are means over samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,12 +60,12 @@ class WithoutBatchNorm(BaseModel):
 
 @HOOKS.register_module()
 class Notes(Hook):
-    """Gradients and rates of each update, and what hooks are told of each iteration."""
+    """Records gradients and learning rates of each update, and the counters of each iteration."""
 
     def before_train(self, runner: Any) -> None:
         self.gradients: list[torch.Tensor] = []
         self.rates: list[float] = []
-        self.told: list[tuple] = []
+        self.counters: list[tuple] = []
         self.outputs: list[dict] = []
         self.evaluations = 0
         wrapper = runner.optim_wrapper
@@ -79,7 +78,7 @@ class Notes(Hook):
         self.rates.append(optimizer.param_groups[0]['lr'])
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        self.told.append((runner.epoch, runner.iter, batch_idx))
+        self.counters.append((runner.epoch, runner.iter, batch_idx))
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -93,12 +92,12 @@ class Notes(Hook):
 
 
 def in_iterations(work: Path, **options: Any) -> Config:
-    """Without epochs."""
+    """Iterations without epochs."""
     return noisy(work, iterations=11, **options)
 
 
 def in_iterations_of_epochs(work: Path, **options: Any) -> Config:
-    """Without epochs in the loop, but in the sampler."""
+    """Iterations in a loop without epochs, with a sampler that has epochs."""
     cfg = noisy(work, iterations=11, **options)
     cfg.train_dataloader.sampler = dict(type='DefaultSampler', shuffle=True)
     return cfg
@@ -116,7 +115,7 @@ KINDS: dict[str, Callable[..., Config]] = dict(
 def settings(
     kind: str, work: Path, batches: int = BATCHES, workers: int = 0, **options: Any
 ) -> Config:
-    """Updates of twelve samples, in so many batches."""
+    """Updates of twelve samples, in the given number of batches."""
     cfg = with_evaluation(KINDS[kind](work))
     cfg.model = dict(type='WithoutBatchNorm')
     cfg.train_dataloader.update(batch_size=BATCH * BATCHES // batches, num_workers=workers)
@@ -170,15 +169,15 @@ def assert_close(one: Any, other: Any, what: str = '') -> None:
 
 
 def log_points(work: Path) -> list[str]:
-    """Where the log says it is, as 'Epoch(train) [1][3/4]'."""
+    """Return the positions that log lines begin with, as 'Epoch(train) [1][3/4]'."""
     (path,) = work.rglob('*.log')
     return re.findall(r'(?:Epoch|Iter)\(\w+\) +(?:\[[^]]*\])+', path.read_text())
 
 
 @pytest.mark.parametrize('workers', [0, 2])
 @pytest.mark.parametrize('kind', KINDS)
-def test_as_a_large_batch(kind: str, workers: int, tmp_path: Path) -> None:
-    """Gradients, weights, averages, rates, log, evaluations and checkpoints."""
+def test_training_equals_that_with_one_large_batch(kind: str, workers: int, tmp_path: Path) -> None:
+    """Compare gradients, weights, averages, rates, log, evaluations and checkpoints."""
     ours = train(settings(kind, tmp_path / 'ours', workers=workers))
     large = train(settings(kind, tmp_path / 'large', batches=1))
     notes, expected = hook_of(ours, Notes), hook_of(large, Notes)
@@ -189,7 +188,7 @@ def test_as_a_large_batch(kind: str, workers: int, tmp_path: Path) -> None:
     assert_close(notes.gradients, expected.gradients)
     assert notes.rates == expected.rates
     assert len(set(notes.rates)) > 4
-    assert notes.told == expected.told
+    assert notes.counters == expected.counters
     assert_close(notes.outputs, expected.outputs)
     assert notes.evaluations == expected.evaluations > 0
     assert_close(weights(ours), weights(large))
@@ -206,8 +205,8 @@ def test_as_a_large_batch(kind: str, workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('drop_last', [False, True])
-def test_batches_that_are_dropped(drop_last: bool, tmp_path: Path) -> None:
-    """With epochs of thirteen batches the last update has one batch, with or without it."""
+def test_dropped_batches_are_not_counted(drop_last: bool, tmp_path: Path) -> None:
+    """An epoch of thirteen or fourteen batches has four updates."""
     runner = train(
         settings('epochs', tmp_path, batches=4, **{'train_dataloader.drop_last': drop_last})
     )
@@ -224,8 +223,8 @@ def test_batches_that_are_dropped(drop_last: bool, tmp_path: Path) -> None:
     ],
     ids=['bfloat16', 'static', 'dynamic'],
 )
-def test_mixed_precision(wrapper: dict, tmp_path: Path) -> None:
-    """To the rounding of sixteen bits."""
+def test_mixed_precision_is_close_to_one_large_batch(wrapper: dict, tmp_path: Path) -> None:
+    """Results differ by the rounding of 16 bits."""
     found = []
     for name, batches in zip(NAMES, (BATCHES, 1)):
         cfg = settings('epochs', tmp_path / name, batches=batches)
@@ -240,7 +239,7 @@ def test_mixed_precision(wrapper: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_goes_on_as_if_nothing_had_been(kind: str, tmp_path: Path) -> None:
+def test_resumed_training_equals_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     whole = train(settings(kind, tmp_path / 'whole'))
     cfg = settings(kind, tmp_path / 'run', workers=2)
     cfg.custom_hooks.append(dict(type='StopAt', iteration=6))
@@ -251,13 +250,13 @@ def test_goes_on_as_if_nothing_had_been(kind: str, tmp_path: Path) -> None:
     assert seen(tmp_path / 'run') == seen(tmp_path / 'whole')
     rest = hook_of(runner, Notes)
     assert all(map(torch.equal, rest.gradients, hook_of(whole, Notes).gradients[6:]))
-    assert rest.told == hook_of(whole, Notes).told[6:]
+    assert rest.counters == hook_of(whole, Notes).counters[6:]
     for key, value in weights(whole).items():
         assert torch.equal(value, weights(runner)[key]), key
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_batch_that_does_not_come_costs_its_update_only(kind: str, tmp_path: Path) -> None:
+def test_failed_batch_loses_its_update_only(kind: str, tmp_path: Path) -> None:
     whole = train(settings(kind, tmp_path / 'whole'))
     cfg = settings(kind, tmp_path / 'run')
     # The second batch of the second update.
@@ -269,14 +268,14 @@ def test_a_batch_that_does_not_come_costs_its_update_only(kind: str, tmp_path: P
     assert max(seen(tmp_path / 'run')) == 1
     runner = train(settings(kind, tmp_path / 'run', resume=True))
     rest = hook_of(runner, Notes)
-    assert rest.told[0][1] == 1
+    assert rest.counters[0][1] == 1
     assert all(map(torch.equal, rest.gradients, hook_of(whole, Notes).gradients[1:]))
     for key, value in weights(whole).items():
         assert torch.equal(value, weights(runner)[key]), key
 
 
-def test_no_update_in_its_middle_is_said_to_be_lost(tmp_path: Path) -> None:
-    """As stock says of an iteration that is no multiple of the batches."""
+def test_resume_does_not_warn_of_a_lost_update(tmp_path: Path) -> None:
+    """Stock warns if the iteration is no multiple of the accumulated batches."""
     train(settings('iterations', tmp_path, **{'train_cfg.max_iters': 7}))
     train(settings('iterations', tmp_path, resume=True))
     log = ''.join(path.read_text() for path in tmp_path.rglob('*.log'))
@@ -292,23 +291,23 @@ def test_no_update_in_its_middle_is_said_to_be_lost(tmp_path: Path) -> None:
         ('iterations_of_epochs', StreamPosition(1, 8, 24, 1)),
     ],
 )
-def test_place_by_count(kind: str, place: StreamPosition, tmp_path: Path) -> None:
-    """Of a checkpoint that does not say where it is: by updates."""
+def test_position_by_count_is_in_batches(kind: str, place: StreamPosition, tmp_path: Path) -> None:
+    """A checkpoint without a position has the number of updates only."""
     runner = Runner.from_cfg(settings(kind, tmp_path))
     runner.train_loop._iter = 6
-    assert runner.train_loop._place_by_count() == place
+    assert runner.train_loop._position_by_count() == place
 
 
-def test_another_number_of_batches_within_an_epoch(tmp_path: Path) -> None:
-    """It goes on behind the samples that are done, and the epoch ends where it did."""
+def test_resume_within_an_epoch_with_other_batches_keeps_the_samples(tmp_path: Path) -> None:
+    """The run continues after the samples that are done; the epoch has the same samples."""
     cfg = settings('epochs', tmp_path)
     cfg.custom_hooks.append(dict(type='StopAt', iteration=5))
     with pytest.raises(SystemExit):
         train(cfg)
     options = {'train_dataloader.batch_size': 2, 'optim_wrapper.accumulative_counts': 8}
     runner = train(settings('epochs', tmp_path, resume=True, **options))
-    # Behind twelve samples of the second epoch: 28 are left, in updates of sixteen.
-    assert hook_of(runner, Notes).told == [
+    # After twelve samples of the second epoch 28 are left, in updates of sixteen.
+    assert hook_of(runner, Notes).counters == [
         *((1, 5, 1), (1, 6, 2)),
         *((2, 7, 0), (2, 8, 1), (2, 9, 2)),
     ]
@@ -317,15 +316,17 @@ def test_another_number_of_batches_within_an_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('kind', ['iterations', 'epochs'])
 @pytest.mark.parametrize('count', [None, 'iterations'])
-def test_iterations_are_stock_s(kind: str, count: str | None, tmp_path: Path) -> None:
-    """Each batch is one, also where gradients accumulate; any wrapper will do."""
+def test_counted_iterations_equal_those_of_stock(
+    kind: str, count: str | None, tmp_path: Path
+) -> None:
+    """Each batch is an iteration, also with accumulation; any wrapper is accepted."""
     found = []
     for name in ('stock', 'ours'):
         cfg = settings(kind, tmp_path / name, **{'optim_wrapper.type': 'OptimWrapper'})
         cfg.train_dataloader.dataset.type = 'ToyDataset'
         cfg.train_cfg.pop('count')
         if kind == 'iterations':
-            cfg.train_cfg.update(max_iters=13)  # in another order than stock's from then on
+            cfg.train_cfg.update(max_iters=13)  # later epochs have another order than in stock
         if name == 'stock':
             cfg.train_cfg.type = cfg.train_cfg.type.removeprefix('Prefetch')
         elif count is not None:
@@ -333,7 +334,7 @@ def test_iterations_are_stock_s(kind: str, count: str | None, tmp_path: Path) ->
         found.append(train(cfg))
     stock, ours = found
     assert ours.iter == stock.iter == (13 if kind == 'iterations' else 42)
-    assert hook_of(ours, Notes).told == hook_of(stock, Notes).told
+    assert hook_of(ours, Notes).counters == hook_of(stock, Notes).counters
     assert len(hook_of(ours, Notes).gradients) == len(hook_of(stock, Notes).gradients)
     for key, value in weights(stock).items():
         assert torch.equal(value, weights(ours)[key]), key
@@ -341,7 +342,7 @@ def test_iterations_are_stock_s(kind: str, count: str | None, tmp_path: Path) ->
 
 @HOOKS.register_module()
 class Clocked(Hook):
-    """A clock that goes on for samples and steps; the time of an iteration is told at its end."""
+    """A timeline with a clock that only samples and forward passes advance."""
 
     now = 0
 
@@ -366,14 +367,14 @@ class Clocked(Hook):
 
 @DATASETS.register_module()
 class ClockedDataset(ToyDataset):
-    """Each sample takes a nanosecond."""
+    """A dataset in which a sample takes a nanosecond."""
 
     def __getitem__(self, index: int) -> dict:
         Clocked.now += 1
         return super().__getitem__(index)
 
 
-def test_waiting_for_each_batch_is_waiting_for_data(tmp_path: Path) -> None:
+def test_time_of_all_batches_is_attributed_to_data(tmp_path: Path) -> None:
     cfg = settings('iterations_of_epochs', tmp_path, **{'train_cfg.max_iters': 4})
     cfg.train_dataloader.dataset.type = 'ClockedDataset'
     cfg.custom_hooks = [dict(type='Clocked')]
@@ -386,13 +387,13 @@ def test_waiting_for_each_batch_is_waiting_for_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('count', ['update', '', None, 4, ['updates']])
-def test_bad_counts_are_refused(kind: str, count: Any, tmp_path: Path) -> None:
+def test_bad_count_is_refused(kind: str, count: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="train_cfg.count must be 'iterations' or 'updates'"):
         Runner.from_cfg(settings(kind, tmp_path, **{'train_cfg.count': count})).train()
 
 
 @pytest.mark.parametrize('counts', [0, -4, 2.5, '4', True])
-def test_bad_numbers_of_batches_are_refused(counts: Any, tmp_path: Path) -> None:
+def test_bad_accumulative_counts_are_refused(counts: Any, tmp_path: Path) -> None:
     cfg = settings('epochs', tmp_path, **{'optim_wrapper.accumulative_counts': counts})
     with pytest.raises(ValueError, match='optim_wrapper.accumulative_counts must be'):
         Runner.from_cfg(cfg).train()
@@ -400,7 +401,7 @@ def test_bad_numbers_of_batches_are_refused(counts: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize('kind', ['iterations', 'epochs'])
 def test_other_wrappers_are_refused(kind: str, tmp_path: Path) -> None:
-    """They cannot be told what an update is; where it is one batch, they need not be."""
+    """Batches cannot be announced to them; with one batch an update they need not be."""
     wrapper = {'optim_wrapper.type': 'OptimWrapper'}
     refused = "train_cfg.count='updates' needs optim_wrapper.type=.*, found 'OptimWrapper'"
     with pytest.raises(ValueError, match=refused):
@@ -417,18 +418,19 @@ def test_several_optimizers_are_refused(tmp_path: Path) -> None:
     )
     runner.optim_wrapper = OptimWrapperDict(generator=first, critic=second)
     runner.param_schedulers = None
-    with pytest.raises(ValueError, match="count='updates' is for one .* generator, critic"):
+    refused = "count='updates' supports one optimizer, found .* generator, critic"
+    with pytest.raises(ValueError, match=refused):
         runner.train()
 
 
-def test_a_loader_that_is_built_already_is_refused(tmp_path: Path) -> None:
+def test_built_loader_is_refused(tmp_path: Path) -> None:
     runner = Runner.from_cfg(settings('epochs', tmp_path))
     runner._train_dataloader = DataLoader(ToyDataset())
     with pytest.raises(ValueError, match='needs train_dataloader as a dict, found a DataLoader'):
         runner.train()
 
 
-def test_a_loader_in_updates_is_the_loader_in_all_else() -> None:
+def test_update_loader_differs_by_its_length_only() -> None:
     inner = DataLoader(ToyDataset(), batch_size=3)
     loader = UpdateLoader(inner, 4)
     assert len(inner) == 14
@@ -442,7 +444,7 @@ def test_a_loader_in_updates_is_the_loader_in_all_else() -> None:
     assert len(copy.copy(loader)) == 4
 
 
-def test_means_of_what_is_logged() -> None:
+def test_log_means_are_over_samples() -> None:
     means = LogMeans()
     half = torch.tensor(60000.0, dtype=torch.float16)
     means.add(dict(loss=torch.tensor(2.0), acc=torch.tensor([10.0]), plain=1, half=half), 3)
@@ -460,7 +462,7 @@ def test_means_of_what_is_logged() -> None:
     assert found['map'].shape == (2, 2)
 
 
-def test_means_keep_no_graph_and_wait_for_nothing() -> None:
+def test_log_means_keep_no_graph_and_do_not_synchronize() -> None:
     weight = torch.ones(1, requires_grad=True)
     with SyncCensus() as census:
         means = LogMeans()

@@ -1,4 +1,4 @@
-"""By type alone: the same hooks at the same times, and the same weights in the end."""
+"""Loops that differ from stock by type alone call the same hooks and give the same weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.testing.toy import ToyDataset, by_epoch, config, train, weights, with
 
 @HOOKS.register_module()
 class Calls(Hook):
-    """What a hook is called for, and with which batch."""
+    """Records the calls of a hook, with index and size of the batch."""
 
     def before_run(self, runner: Any) -> None:
         self.calls: list[tuple] = []
@@ -38,7 +38,7 @@ class Calls(Hook):
 
 
 def iterations(work: Path) -> Config:
-    """One epoch: the next ones are in another order than stock's."""
+    """Train one epoch: later ones have another order than in stock."""
     cfg = with_evaluation(config(work, SPARSE))
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=20, val_interval=8, val_begin=5)
     return cfg
@@ -60,7 +60,9 @@ def and_test(cfg: Config) -> Config:
 
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize('kind', [iterations, epochs])
-def test_in_place_of_stock(kind: Any, workers: int, tmp_path: Path) -> None:
+def test_calls_metrics_and_weights_equal_those_of_stock(
+    kind: Any, workers: int, tmp_path: Path
+) -> None:
     found = []
     for name in ('stock', 'ours'):
         cfg = and_test(kind(tmp_path / name))
@@ -83,8 +85,7 @@ def test_in_place_of_stock(kind: Any, workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('kind', [iterations, epochs])
-def test_a_loader_that_is_built_already(kind: Any, tmp_path: Path) -> None:
-    """As stock's loop takes it."""
+def test_built_loader_is_used_as_in_stock(kind: Any, tmp_path: Path) -> None:
     found = []
     for name in ('', 'Prefetch'):
         cfg = kind(tmp_path / f'run{name}')

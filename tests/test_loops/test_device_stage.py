@@ -1,23 +1,23 @@
-"""What a model's step gets is what it would have got without staging; all others see the batch."""
+"""A staged batch gives the model's step the same input, and hooks the batch of the loader."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from mmengine.model import BaseDataPreprocessor, BaseModel, BaseTTAModel
 from mmengine.registry import MODEL_WRAPPERS
-from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from mmengine.structures import BaseDataElement, PixelData
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
 from mmtempo.device.prepared_batch import PreparedBatch, take_prepared
 from mmtempo.doctor.sync_census import SyncCensus
-from mmtempo.loops.device_stage import BatchStage, move, stage_for
+from mmtempo.loops.device_stage import BatchStage, stage_for
 from mmtempo.models.sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 from mmtempo.workloads.bev.models.bev_data_preprocessor import BEVDataPreprocessor
 from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
@@ -60,7 +60,7 @@ def bev_batch() -> dict:
 
 
 def plain(data: Any) -> Any:
-    """Down to what compares."""
+    """Reduce data to types and values that compare by `==`."""
     if isinstance(data, BaseDataElement):
         fields = {key: plain(value) for key, value in data.items()}
         meta = {key: value for key, value in data.metainfo.items() if key != 'calibration'}
@@ -101,7 +101,7 @@ ALL = [
 @pytest.mark.parametrize('amp', [False, True])
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize(('make', 'batch'), ALL)
-def test_the_step_gets_what_it_would_have_got(
+def test_input_of_the_step_is_unchanged_by_staging(
     make: Any, batch: Any, training: bool, amp: bool
 ) -> None:
     preprocessor = make()
@@ -117,36 +117,36 @@ def test_the_step_gets_what_it_would_have_got(
 
 
 @pytest.mark.parametrize(('make', 'batch'), ALL[:2])
-def test_our_preprocessors_are_done_ahead(
+def test_our_preprocessors_work_ahead(
     make: Any, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preprocessor = make()
     staged = BatchStage(preprocessor, True)(batch())
-    monkeypatch.setattr(preprocessor, 'prepare_ahead', None)  # it cannot be called any more
+    monkeypatch.setattr(preprocessor, 'prepare_ahead', None)  # a call would fail
     preprocessor(staged, True)
     assert not preprocessor._forward_pre_hooks
 
 
 @pytest.mark.parametrize(('make', 'batch'), ALL)
-def test_staging_does_not_wait(make: Any, batch: Any) -> None:
+def test_staging_does_not_synchronize(make: Any, batch: Any) -> None:
     stage, data = BatchStage(make(), True), batch()
     with SyncCensus() as census:
-        census.lies_on_host(data['inputs'])
+        census.is_on_host(data['inputs'])
         for sample in data['data_samples']:
-            census.lies_on_host(sample)
+            census.is_on_host(sample)
         stage(data)
     assert census.table() == []
 
 
 class Seeing(BaseDataPreprocessor):
-    """Notes where its input is."""
+    """A preprocessor that records the device of its input."""
 
     def forward(self, data: Any, training: bool = False) -> Any:
         self.saw = type(data), data['inputs'][0].device, data['data_samples'][0].gt_sem_seg.data
         return self.cast_data(data)
 
 
-def test_others_are_given_what_was_moved() -> None:
+def test_other_preprocessors_get_moved_tensors() -> None:
     preprocessor = Seeing().to('meta')
     staged = BatchStage(preprocessor, True)(seg_batch())
     assert staged['inputs'][0].device.type == 'cpu'
@@ -154,18 +154,18 @@ def test_others_are_given_what_was_moved() -> None:
     assert preprocessor.saw[:2] == (dict, META)
     assert preprocessor.saw[2].device == META
     assert staged['inputs'][0].device.type == 'cpu'
-    preprocessor(staged, True)  # once more, from the batch itself
+    preprocessor(staged, True)  # a second time, from the batch itself
     assert preprocessor.saw[1].type == 'cpu'
     preprocessor(seg_batch(), True)
     assert preprocessor.saw[1].type == 'cpu'
 
 
-def test_others_get_one_hook_however_many_stages_there_are() -> None:
+def test_other_preprocessors_get_one_hook_for_all_stages() -> None:
     preprocessor = seg()
     for training in (True, False, True):
         BatchStage(preprocessor, training)
     assert len(preprocessor._forward_pre_hooks) == 1
-    again = copy.deepcopy(preprocessor)  # as for an average of the model
+    again = copy.deepcopy(preprocessor)  # as EMAHook does
     assert plain(again(BatchStage(again, True)(seg_batch()), True)) == plain(
         seg()(seg_batch(), True)
     )
@@ -173,7 +173,7 @@ def test_others_get_one_hook_however_many_stages_there_are() -> None:
 
 
 @pytest.mark.parametrize(('make', 'batch'), ALL)
-def test_what_was_prepared_is_for_one_use_of_this_batch(make: Any, batch: Any) -> None:
+def test_prepared_batch_is_used_once_and_unless_changed(make: Any, batch: Any) -> None:
     preprocessor = make()
     stage = BatchStage(preprocessor, True)
 
@@ -186,7 +186,7 @@ def test_what_was_prepared_is_for_one_use_of_this_batch(make: Any, batch: Any) -
     assert equals(stage(batch()), batch(), training=False)
     other = [image.flip(-1) for image in images()]
     staged = stage(batch())
-    staged['inputs'] = other  # as a hook might
+    staged['inputs'] = other  # as a hook may do
     assert equals(staged, batch() | dict(inputs=other))
     staged = stage(batch())
     staged['more'] = 1
@@ -206,7 +206,7 @@ def test_copies_are_plain_batches() -> None:
 
 
 class Brighter(SparseSegDataPreProcessor):
-    """What a subclass does itself is done once, and at its turn."""
+    """A subclass whose `forward` does more, once and in the step."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
         result = super().forward(data, training)
@@ -222,7 +222,9 @@ class Darker(SparseSegDataPreProcessor):
 
 
 @pytest.mark.parametrize(('kind', 'is_done_ahead'), [(Brighter, False), (Darker, True)])
-def test_subclasses(kind: Any, is_done_ahead: bool) -> None:
+def test_subclass_works_ahead_only_if_it_overrides_prepare_ahead(
+    kind: Any, is_done_ahead: bool
+) -> None:
     preprocessor = kind(size=(16, 20), **COLOURS)
     staged = BatchStage(preprocessor, True)(seg_batch())
     expected = kind(size=(16, 20), **COLOURS)(seg_batch(), True)
@@ -230,7 +232,7 @@ def test_subclasses(kind: Any, is_done_ahead: bool) -> None:
     assert bool(preprocessor._forward_pre_hooks) != is_done_ahead
 
 
-def test_batch_augments_are_drawn_at_their_turn() -> None:
+def test_batch_augments_are_drawn_in_the_step() -> None:
     drawn = []
 
     def augment(inputs: torch.Tensor, samples: list) -> tuple[torch.Tensor, list]:
@@ -246,47 +248,13 @@ def test_batch_augments_are_drawn_at_their_turn() -> None:
     assert torch.equal(result['inputs'], sparse_seg()(seg_batch(), True)['inputs'] * 2)
 
 
-def test_forward_hooks_run_once_at_their_turn() -> None:
+def test_forward_hooks_run_once_in_the_step() -> None:
     preprocessor, ran = sparse_seg(), []
     preprocessor.register_forward_hook(lambda *_: ran.append('hook'))
     staged = BatchStage(preprocessor, True)(seg_batch())
     assert ran == []
     preprocessor(staged, True)
     assert ran == ['hook']
-
-
-class Pair(NamedTuple):
-    image: torch.Tensor
-    name: str
-
-
-@pytest.mark.parametrize('device', ['cpu', 'meta'])
-def test_moves_as_mmengine_does(device: str) -> None:
-    boxes = InstanceData(metainfo=dict(shape=(3, 4)), bboxes=torch.ones(2, 4), names=['a', 'b'])
-    sample = BaseDataElement(metainfo=dict(id=1), boxes=boxes, number=3, x=torch.ones(1))
-    data = dict(
-        inputs=images(),
-        data_samples=[sample, *seg_batch()['data_samples']],
-        pair=Pair(torch.ones(2), 'a'),
-        nested=dict(t=(torch.ones(1), None, b'b', 'c', 1.5, np.ones(2)), empty=[]),
-    )
-    moved = move(data, torch.device(device))
-    stock = BaseDataPreprocessor().to(device).cast_data(data)
-
-    def shapes(value: Any) -> Any:
-        if isinstance(value, BaseDataElement):
-            return type(value), value.metainfo, shapes(dict(value.items()))
-        if isinstance(value, torch.Tensor):
-            return value.dtype, value.shape, value.device
-        if isinstance(value, dict):
-            return {key: shapes(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value), [shapes(item) for item in value]
-        return str(value)
-
-    assert shapes(moved) == shapes(stock)
-    if device == 'cpu':
-        assert plain(moved) == plain(stock)
 
 
 class OnGPU(BaseDataPreprocessor):
@@ -311,7 +279,9 @@ class Wrapper(torch.nn.Module):
         self.module = module
 
 
-def test_where_there_is_something_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_exists_for_accelerators_and_supported_models_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = Model(data_preprocessor=OnGPU())
     stage = stage_for(model, training=True)
     assert stage is not None
@@ -334,7 +304,7 @@ def test_only_batches_that_are_dicts_are_staged() -> None:
 
 
 def test_test_time_augmentation_takes_staged_batches_apart() -> None:
-    """They are dicts of lists, one item a variant."""
+    """Its batches are dicts of lists, with one item a variant."""
     variants = dict(inputs=[images(), images()], data_samples=[[1, 2], [3, 4]])
     model = Augmented(Model())
     staged = PreparedBatch(variants, None)

@@ -1,4 +1,4 @@
-"""A failure of one process: the others name it, and rank 0 saves the last whole iteration."""
+"""If one process fails, the others name it, and rank 0 saves the last whole iteration."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.testing.toy import ToyDataset, ToyModel
 from tests.testing.two_ranks import both, start_ranks
 
 forks.MODULES.append(__name__)
-AT = 8  # iteration that fails, from 1
+AT = 8  # number of the iteration that fails, from 1
 
 
 @DATASETS.register_module()
 class FailingSample(ToyDataset):
-    """Fails at one of its samples.
+    """A dataset that fails at one of its samples.
 
     Args:
-        at: Number of the sample in the order in which this process makes them, from 1.
+        at: Number of the sample, from 1, in the order in which this process makes them.
         how: 'raise' or 'die'.
     """
 
@@ -43,10 +43,10 @@ class FailingSample(ToyDataset):
 
 @MODELS.register_module()
 class FailingModel(ToyModel):
-    """Fails in a forward pass of training.
+    """A model that fails in a forward pass of the training.
 
     Args:
-        at: The forward pass, from 1.
+        at: Number of the forward pass, from 1.
     """
 
     def __init__(self, at: int) -> None:
@@ -94,12 +94,12 @@ FAILURES = {
 def test_rank_0_saves_the_last_whole_iteration(
     failure: str, undisturbed: Path, tmp_path: Path
 ) -> None:
-    options, says = FAILURES[failure]
+    options, message = FAILURES[failure]
     work = tmp_path / 'work'
     children = start_ranks(work, {1: options}, **loop())
     codes, texts = [child.wait() for child in children], [child.text for child in children]
     assert codes == [1, -signal.SIGKILL if failure == 'killed' else 1], '\n'.join(texts)
-    assert f'train.py (rank 0): stopped: {says}' in texts[0]
+    assert f'train.py (rank 0): stopped: {message}' in texts[0]
     assert f'newest checkpoint: {work}/iter_{AT - 1}.pth' in texts[0]
     assert 'Traceback' not in texts[0].split('stopped: ')[0]
     assert marked(work).name == f'iter_{AT - 1}.pth'
@@ -117,7 +117,7 @@ def test_failure_of_rank_0_is_shown_once(tmp_path: Path) -> None:
     assert 'stopped' not in texts[1]
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+def test_nonfinite_weights_are_not_saved(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     bad = {'model.nan_at': [AT], 'default_hooks.logger.interval': AT}
     texts = both(start_ranks(work, {1: bad}, **loop()), code=1)

@@ -1,4 +1,4 @@
-"""The error of a process that follows from another's names that one."""
+"""An error that follows from another process's failure names that process."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def test_first_failure_is_named_by_the_others(notes: list[FailureNote]) -> None:
 def test_own_error_is_kept(notes: list[FailureNote]) -> None:
     explain(OSError('no such sample'), notes[1])
     assert explain(ZeroDivisionError('another'), notes[0]) is None
-    assert notes[2].of_other() == (1, 'OSError: no such sample')  # the first one stays
+    assert notes[2].of_other() == (1, 'OSError: no such sample')  # the first one is kept
 
 
-def test_error_that_all_have_is_shown_once(notes: list[FailureNote]) -> None:
+def test_error_common_to_all_processes_is_shown_once(notes: list[FailureNote]) -> None:
     assert explain(ValueError('wrong'), notes[2]) is None
     assert str(explain(ValueError('wrong'), notes[0])) == 'rank 2 failed: ValueError: wrong'
 
 
-def test_process_that_was_killed(notes: list[FailureNote]) -> None:
+def test_killed_process_is_inferred_from_gloo(notes: list[FailureNote]) -> None:
     assert 'has left without a message' in str(explain(RuntimeError(GLOO), notes[0]))
     assert explain(RuntimeError('shapes differ'), notes[0]) is None
     assert notes[1].of_other() == (0, 'RuntimeError: shapes differ')
 
 
-def test_store_that_is_gone() -> None:
+def test_lost_store_does_not_replace_the_error() -> None:
     class Gone:
         def check(self, *args: object) -> bool:
             raise torch.distributed.DistNetworkError('recvValue failed')

@@ -1,4 +1,4 @@
-"""A checkpointed part computes the same, keeps less, and is no other module."""
+"""A checkpointed module computes the same, keeps less memory, and stays the same module."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BACKBONES = {
         ),
         {'Bottleneck': 1, 'BasicBlock': 36},
     ),
-    # None of these has blocks that know `with_cp`.
+    # None of these has blocks that support `with_cp`.
     'STDC': (
         dict(
             type='STDCContextPathNet',
@@ -115,7 +115,7 @@ BACKBONES = {
 
 
 class Model(nn.Module):
-    """As mmseg's segmentors: the backbone is a child of that name."""
+    """A model with a child `backbone`, as mmseg's segmentors."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def block() -> nn.Module:
 
 
 def step(model: nn.Module, x: torch.Tensor) -> tuple[float, int]:
-    """Loss and bytes kept; gradients are left in the model."""
+    """Return loss and bytes kept; leave gradients in the model."""
     torch.manual_seed(7)
     with SavedActivations(model) as saved:
         out = model(x)
@@ -166,7 +166,7 @@ def assert_same_state(one: nn.Module, other: nn.Module, **close: float) -> None:
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-def test_auto_finds_parts_that_compute_the_same(name: str) -> None:
+def test_units_found_compute_the_same_and_keep_less(name: str) -> None:
     model, plain = build(name), build(name)
     x = torch.randn(2, 3, 64, 64)
     loss, bytes_kept = step(plain, x)
@@ -182,12 +182,12 @@ def test_auto_finds_parts_that_compute_the_same(name: str) -> None:
     ours, ours_kept = step(model, x)
     print(f'{name}: {len(units)} units, {bytes_kept} -> {ours_kept} bytes')
     assert ours == loss
-    assert ours_kept < 0.75 * bytes_kept  # HRNet's exchange between branches stays as it is
-    # Batch norms included, whose averages move once.
+    assert ours_kept < 0.75 * bytes_kept  # HRNet's exchange between branches is not checkpointed
+    # With the running statistics of batch norms, which are updated once.
     assert_same_state(model, plain, rtol=0, atol=0)
 
 
-def test_twice_through_one_graph() -> None:
+def test_second_backward_pass_through_one_graph_is_equal() -> None:
     model, plain, x = block(), block(), torch.randn(4, 3, 8, 8)
     checkpoint_module(model)
     for one in (model, plain):
@@ -201,7 +201,7 @@ def test_twice_through_one_graph() -> None:
 
 
 @pytest.mark.parametrize('momentum', [0.1, None])
-def test_averages_move_once(momentum: float | None) -> None:
+def test_running_statistics_are_updated_once(momentum: float | None) -> None:
     model, plain = block(), block()
     for one in (model, plain):
         one[1].momentum = momentum
@@ -218,7 +218,7 @@ def test_averages_move_once(momentum: float | None) -> None:
     assert step(model, x)[0] == step(plain, x)[0]
 
 
-def test_inside_another_one() -> None:
+def test_nested_checkpoints_compute_the_same() -> None:
     model, plain = nn.Sequential(block()), nn.Sequential(block())
     checkpoint_module(model[0])
     checkpoint_module(model)
@@ -227,7 +227,7 @@ def test_inside_another_one() -> None:
     assert_same_state(model, plain, rtol=0, atol=0)
 
 
-def test_inside_autocast() -> None:
+def test_autocast_computes_the_same() -> None:
     model, plain, x = block(), block(), torch.randn(4, 3, 8, 8)
     checkpoint_module(model)
     losses = []
@@ -241,7 +241,7 @@ def test_inside_autocast() -> None:
     assert_same_state(model, plain, rtol=0, atol=0)
 
 
-def test_is_still_the_module_that_it_was() -> None:
+def test_module_keeps_identity_parameters_and_hooks() -> None:
     model = block()
     called = []
     model.register_forward_hook(lambda *_: called.append(1))
@@ -253,14 +253,14 @@ def test_is_still_the_module_that_it_was() -> None:
     assert list(model.state_dict()) == keys
     assert type(model).__name__ == 'CheckpointedSequential'
     step(model, torch.randn(4, 3, 8, 8))
-    assert called == [1]  # not again when it is run again
+    assert called == [1]  # not during the recomputation
     with pytest.raises(ValueError, match='is checkpointed already'):
         checkpoint_module(model)
     undo()
     assert type(model) is own
 
 
-def test_a_copy_is_of_the_own_class() -> None:
+def test_copies_have_the_original_class() -> None:
     model = block()
     own = type(model)
     checkpoint_module(model)
@@ -271,7 +271,7 @@ def test_a_copy_is_of_the_own_class() -> None:
     assert type(model) is not own
 
 
-def test_keeps_nothing_without_gradients() -> None:
+def test_nothing_is_kept_without_gradients() -> None:
     model = block()
     checkpoint_module(model)
     with torch.no_grad(), SavedActivations(model) as saved:
@@ -280,7 +280,7 @@ def test_keeps_nothing_without_gradients() -> None:
     assert not out.requires_grad
 
 
-def test_takes_over_from_with_cp() -> None:
+def test_with_cp_is_disabled_and_restored() -> None:
     model, plain, x = build('ResNet'), build('ResNet'), torch.randn(2, 3, 32, 32)
     unit = model.backbone.layer1[0]
     unit.with_cp = True
@@ -292,19 +292,19 @@ def test_takes_over_from_with_cp() -> None:
     assert unit.with_cp is True
 
 
-def test_a_forward_of_its_own_stays() -> None:
+def test_replaced_forward_is_refused() -> None:
     model = block()
     model.forward = model.forward
     with pytest.raises(ValueError, match='activation_checkpointing'):
         checkpoint_module(model)
 
 
-def test_nothing_to_be_found() -> None:
+def test_model_without_backbone_has_no_units() -> None:
     assert find_units(block()) == {}
 
 
 class Used(nn.Module):
-    """Leaves one of its parts out."""
+    """A model with a module that its forward pass does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,11 +333,11 @@ def under_ddp(pipe: Any, rank: int, folder: str) -> None:
     found = [gradients_under_ddp(rank, checkpoints) for checkpoints in (True, False)]
     pipe.send([[part is not None and part.numpy() for part in one] for one in found])
     torch.distributed.barrier()
-    os._exit(0)  # threads of the group wait for good, now and then
+    os._exit(0)  # threads of the group sometimes never end
 
 
 @pytest.mark.timeout(180)
-def test_under_ddp_that_looks_for_unused_parameters(tmp_path: Path) -> None:
+def test_ddp_with_unused_parameters_has_equal_gradients(tmp_path: Path) -> None:
     pipes = [SPAWN.Pipe() for _ in range(2)]
     processes = [
         SPAWN.Process(target=under_ddp, args=(there, rank, str(tmp_path)))

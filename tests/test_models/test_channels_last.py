@@ -1,4 +1,4 @@
-"""Channels last changes where numbers lie, and nothing else."""
+"""Channels last changes the layout in memory, and no value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAST = torch.channels_last
 
 
 class Model(nn.Module):
-    """Convolutions of two and three dimensions, and a parameter that is viewed."""
+    """2D and 3D convolutions, and a parameter that is viewed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def is_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=LAST) and not tensor.is_contiguous()
 
 
-def test_convolutions_and_their_input() -> None:
+def test_convolutions_and_their_input_are_converted() -> None:
     plain, model, x = Model(), Model(), torch.randn(2, 3, 8, 8)
     parameters = list(model.parameters())
     count, undo = take_channels_last(model, model.backbone)
@@ -57,7 +57,7 @@ def test_convolutions_and_their_input() -> None:
     assert model.seen[0] is x
 
 
-def test_input_gets_there_by_name_too() -> None:
+def test_keyword_input_is_converted() -> None:
     module, seen = nn.Conv2d(3, 8, 3), []
     take_channels_last(module, module)
     module.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
@@ -65,7 +65,7 @@ def test_input_gets_there_by_name_too() -> None:
     assert is_last(seen[0]['input'])
 
 
-def test_only_images_are_converted() -> None:
+def test_only_four_dimensional_inputs_are_converted() -> None:
     module, seen = nn.Identity(), []
     take_channels_last(module, module)
     module.register_forward_pre_hook(lambda _, args: seen.extend(args))
@@ -76,8 +76,8 @@ def test_only_images_are_converted() -> None:
 
 @pytest.mark.parametrize('fused', [True, False])
 @pytest.mark.parametrize('first', [True, False])
-def test_state_of_optimizers_follows(first: bool, fused: bool) -> None:
-    """`first`: the parameter is laid out anew between two steps; else its state is."""
+def test_optimizer_state_gets_the_layout_of_its_parameter(first: bool, fused: bool) -> None:
+    """Convert the parameter (`first`) or its state between two steps."""
     found = []
     for changes in (True, False):
         torch.manual_seed(0)

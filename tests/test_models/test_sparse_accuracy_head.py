@@ -1,4 +1,4 @@
-"""The same heads, the same values, and nobody waits for the accuracy."""
+"""Heads and their losses equal those of stock, without synchronization for the accuracy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _scope() -> Any:
 
 
 def both(kind: str, **arguments: Any) -> tuple[Any, Any]:
-    """Stock's head and ours, with one set of parameters."""
+    """Build stock's head and ours with equal parameters."""
     cfg = {**SMALL, **arguments}
     stock = MMSEG_MODELS.build(dict(type=kind, **copy.deepcopy(cfg)))
     ours = MMSEG_MODELS.build(dict(type='SparseAccuracyHead', head=kind, **copy.deepcopy(cfg)))
@@ -73,7 +73,9 @@ TWO_LOSSES = [
     ],
 )
 @pytest.mark.parametrize('ignored', [0.0, 0.3, 1.0])
-def test_losses_and_gradients_are_stock_s(kind: str, arguments: dict, ignored: float) -> None:
+def test_losses_and_gradients_equal_those_of_stock(
+    kind: str, arguments: dict, ignored: float
+) -> None:
     classes, ignore_index = arguments.get('num_classes', 5), arguments.get('ignore_index', 255)
     batch = samples(ignored, classes, ignore_index)
     stock, ours = both(kind, **arguments)
@@ -83,7 +85,7 @@ def test_losses_and_gradients_are_stock_s(kind: str, arguments: dict, ignored: f
         assert found[name].shape == value.shape, name
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=0, equal_nan=True, msg=name)
     if ignored == 1:
-        return  # nothing to learn from, and nan in some losses
+        return  # no gradients, and NaN in some losses
     for part in (expected, found):
         sum(value for name, value in part.items() if 'loss' in name).backward()
     for (name, one), (_, other) in zip(stock.named_parameters(), ours.named_parameters()):
@@ -93,7 +95,7 @@ def test_losses_and_gradients_are_stock_s(kind: str, arguments: dict, ignored: f
 @pytest.mark.parametrize('topk', [1, 3, (1,), (1, 2, 5)])
 @pytest.mark.parametrize('ignore_index', [None, 255])
 @pytest.mark.parametrize('shape', [(4, 5), (2, 5, 16, 12), (0, 5, 4, 4)])
-def test_accuracy_is_stock_s(topk: Any, ignore_index: int | None, shape: tuple) -> None:
+def test_accuracy_equals_that_of_stock(topk: Any, ignore_index: int | None, shape: tuple) -> None:
     torch.manual_seed(0)
     pred = torch.randn(shape, requires_grad=True)
     target = torch.randint(0, 5, (shape[0], *shape[2:]))
@@ -104,7 +106,7 @@ def test_accuracy_is_stock_s(topk: Any, ignore_index: int | None, shape: tuple) 
     )
 
 
-def test_nobody_waits() -> None:
+def test_losses_do_not_synchronize() -> None:
     for head, waits in zip(both('PSPHead'), (2, 0)):
         batch = samples()
         with SyncCensus() as census:
@@ -112,7 +114,7 @@ def test_nobody_waits() -> None:
         assert len(census.waits) == waits
 
 
-def test_is_the_head_s_own_class() -> None:
+def test_head_is_an_instance_of_its_original_class() -> None:
     stock, ours = both('PSPHead')
     assert type(stock) is PSPHead
     assert isinstance(ours, PSPHead)
@@ -127,7 +129,7 @@ def test_is_the_head_s_own_class() -> None:
 @pytest.mark.parametrize('scope', ['mmseg', 'mmengine'])
 @pytest.mark.parametrize('head', ['FCNHead', 'mmseg.FCNHead', FCNHead])
 @pytest.mark.parametrize('registry', [MODELS, MMSEG_MODELS])
-def test_scopes(scope: str, head: Any, registry: Any) -> None:
+def test_head_is_found_in_each_scope_and_registry(scope: str, head: Any, registry: Any) -> None:
     cfg = dict(type='SparseAccuracyHead', head=head, **SMALL)
     cfg['loss_decode'] = dict(type='mmseg.CrossEntropyLoss')
     with DefaultScope.overwrite_default_scope(scope):
@@ -135,7 +137,7 @@ def test_scopes(scope: str, head: Any, registry: Any) -> None:
     assert isinstance(built, FCNHead)
 
 
-def test_somebody_else_s_scope() -> None:
+def test_head_of_another_scope_is_found() -> None:
     theirs = Registry('model', parent=MODELS, scope='theirs')
 
     @theirs.register_module(name='PSPHead')
@@ -152,7 +154,7 @@ def test_somebody_else_s_scope() -> None:
 
 @MMSEG_MODELS.register_module()
 class LateAccuracyHead(FCNHead):
-    """Goes its own way from a class further up."""
+    """Overrides `loss_by_feat`, for a subclass to inherit."""
 
     def loss_by_feat(self, seg_logits: Any, batch_data_samples: Any) -> dict:
         return dict(loss=seg_logits.mean())
@@ -164,38 +166,38 @@ class LatestAccuracyHead(LateAccuracyHead):
 
 
 @pytest.mark.parametrize(
-    ('head', 'says'),
+    ('head', 'message'),
     [
         (
             'DDRHead',
-            r"head='DDRHead' has a loss_by_feat of its own \(in DDRHead\); use it as type=",
+            r"head='DDRHead' overrides loss_by_feat \(in DDRHead\); use it as type=",
         ),
-        ('PIDHead', 'has a loss_by_feat of its own'),
-        ('PointHead', 'has a loss_by_feat of its own'),
-        ('IterativeDecodeHead', 'has a loss_by_feat of its own'),
-        ('LatestAccuracyHead', r'loss_by_feat of its own \(in LateAccuracyHead\)'),
-        ('Mask2FormerHead', "none of mmseg's decode heads"),
-        ('CrossEntropyLoss', "none of mmseg's decode heads"),
-        ('SparseAccuracyHead', "none of mmseg's decode heads"),
+        ('PIDHead', 'overrides loss_by_feat'),
+        ('PointHead', 'overrides loss_by_feat'),
+        ('IterativeDecodeHead', 'overrides loss_by_feat'),
+        ('LatestAccuracyHead', r'overrides loss_by_feat \(in LateAccuracyHead\)'),
+        ('Mask2FormerHead', "not one of mmseg's decode heads"),
+        ('CrossEntropyLoss', "not one of mmseg's decode heads"),
+        ('SparseAccuracyHead', "not one of mmseg's decode heads"),
     ],
 )
-def test_heads_that_it_cannot_be_for(head: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_unsupported_head_is_refused_with_a_reason(head: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         MODELS.build(dict(type='SparseAccuracyHead', head=head, **SMALL))
 
 
-def test_unknown_head() -> None:
+def test_unknown_head_is_named() -> None:
     with pytest.raises(KeyError, match="head='NoHead' is in no registry"):
         MODELS.build(dict(type='SparseAccuracyHead', head='NoHead', **SMALL))
 
 
-def test_once_is_enough() -> None:
+def test_adapted_head_is_not_adapted_again() -> None:
     ours = type(both('PSPHead')[1])
-    assert why_not_sparse(ours) == 'counts its accuracy without waiting already'
+    assert why_not_sparse(ours) == 'counts its accuracy without synchronization already'
     assert why_not_sparse(PSPHead) is None
 
 
-def test_pickle_round_trip() -> None:
+def test_pickled_and_copied_heads_are_equal() -> None:
     _, head = both('PSPHead')
     again = pickle.loads(pickle.dumps(head))
     assert type(again) is type(head)

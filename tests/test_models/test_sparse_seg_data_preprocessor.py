@@ -1,4 +1,4 @@
-"""What comes out is what stock's comes out with, bit for bit; nobody waits for it."""
+"""Results equal those of stock bit for bit, without synchronization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 
 from mmtempo.doctor.sync_census import SyncCensus
-from mmtempo.models import sparse_seg_data_preprocessor
+from mmtempo.models import data_transfer, sparse_seg_data_preprocessor
 from mmtempo.models.sparse_seg_data_preprocessor import SparseSegDataPreProcessor
 
 COLOURS: dict[str, Any] = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
@@ -40,7 +40,7 @@ def make_batch(
 
 
 def plain(data: Any) -> Any:
-    """Down to what compares."""
+    """Reduce data to types and values that compare by `==`."""
     if isinstance(data, BaseDataElement):
         return (
             type(data),
@@ -55,7 +55,7 @@ def plain(data: Any) -> Any:
         return (
             type(data),
             list(map(plain, data)),
-        )  # torch.Size equals a tuple, but is read otherwise
+        )  # torch.Size equals a tuple, but is another type
     return data
 
 
@@ -86,7 +86,7 @@ def plain(data: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize('non_blocking', [True, False])
-def test_is_what_stock_makes(
+def test_results_equal_those_of_stock(
     arguments: dict, batch: dict, training: bool, non_blocking: bool
 ) -> None:
     data, expected = make_batch(**batch), make_batch(**batch)
@@ -104,7 +104,7 @@ def test_is_what_stock_makes(
     assert plain(data) == plain(make_batch(**batch))
 
 
-def test_what_comes_out_is_not_the_data_set_s_own() -> None:
+def test_result_shares_no_memory_with_the_dataset() -> None:
     data = make_batch(SAME)
     data['inputs'] = [image.float() for image in data['inputs']]
     before = copy.deepcopy(data)
@@ -115,7 +115,7 @@ def test_what_comes_out_is_not_the_data_set_s_own() -> None:
     assert plain(data) == plain(before)
 
 
-def test_other_things_in_the_batch_and_in_samples() -> None:
+def test_other_data_of_batch_and_samples_equals_that_of_stock() -> None:
     data = make_batch(SAME)
     data['names'], data['extra'] = ('a', b'b'), dict(weights=torch.arange(3), nothing=None)
     for sample in data['data_samples']:
@@ -128,35 +128,35 @@ def test_other_things_in_the_batch_and_in_samples() -> None:
 
 
 @pytest.mark.parametrize('shapes', [SAME, OTHER])
-def test_nobody_waits(shapes: list) -> None:
+def test_preparation_does_not_synchronize(shapes: list) -> None:
     arguments: dict[str, Any] = dict(size=(40, 40), bgr_to_rgb=True, **COLOURS)
     for cls, waits in ((SegDataPreProcessor, 6), (SparseSegDataPreProcessor, 0)):
         data, preprocessor = make_batch(shapes), cls(**arguments)
         with SyncCensus() as census:
-            census.lies_on_host(data)
+            census.is_on_host(data)
             result = preprocessor(data, training=True)
             assert not census.is_on_host(result['inputs'])
             assert not census.is_on_host(result['data_samples'][0].gt_sem_seg.data)
         assert len(census.waits) == waits
 
 
-def test_each_tensor_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    crossed = []
+def test_each_tensor_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
 
-    def cross(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        crossed.append((tuple(tensor.shape), tensor.dtype, device))
+    def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copied.append((tuple(tensor.shape), tensor.dtype, device))
         return tensor
 
-    monkeypatch.setattr(sparse_seg_data_preprocessor, 'to_device', cross)
+    monkeypatch.setattr(data_transfer, 'to_device', copy_to)
     SparseSegDataPreProcessor(size=(40, 40), bgr_to_rgb=True)(make_batch(SAME), training=True)
     cpu = torch.device('cpu')
-    assert sorted(crossed, key=str) == [
+    assert sorted(copied, key=str) == [
         *[((1, 24, 32), torch.int64, cpu)] * 2,
         *[((3, 24, 32), torch.uint8, cpu)] * 2,
     ]
 
 
-def test_pads_only_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_skipped_if_none_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     padded = []
     pad = torch.nn.functional.pad
 
@@ -173,7 +173,7 @@ def test_pads_only_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -
     assert padded == [(1, 24, 32), (1, 24, 32), (2, 3, 24, 32)]
 
 
-def test_batch_augments() -> None:
+def test_batch_augments_equal_those_of_stock() -> None:
     def double(images: torch.Tensor, samples: list) -> tuple[torch.Tensor, list]:
         return images * 2, samples[::-1]
 
@@ -185,7 +185,7 @@ def test_batch_augments() -> None:
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'shapes', 'training', 'says'),
+    ('arguments', 'shapes', 'training', 'message'),
     [
         (
             dict(),
@@ -198,28 +198,30 @@ def test_batch_augments() -> None:
         (dict(size=(40, 40)), OTHER, False, 'must have one shape, found .*24, 32.*30, 20'),
     ],
 )
-def test_mistakes(arguments: dict, shapes: list, training: bool, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_bad_arguments_are_named(
+    arguments: dict, shapes: list, training: bool, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         SparseSegDataPreProcessor(**arguments)(make_batch(shapes), training=training)
 
 
-def test_mistakes_in_a_batch() -> None:
-    with pytest.raises(ValueError, match="no 'data_samples'"):
+def test_bad_batch_in_training_is_named() -> None:
+    with pytest.raises(ValueError, match="needs 'data_samples' in the batch"):
         SparseSegDataPreProcessor(size=(9, 9))(dict(inputs=[torch.zeros(3, 4, 4)]), training=True)
     data = make_batch(SAME)
     data['inputs'][1] = data['inputs'][1][:1]
-    with pytest.raises(ValueError, match='differ in their channels'):
+    with pytest.raises(ValueError, match='same number of channels'):
         SparseSegDataPreProcessor(size=(40, 40))(data, training=True)
 
 
-def test_is_built_by_name() -> None:
+def test_preprocessor_is_built_by_name() -> None:
     built = MODELS.build(dict(type='SparseSegDataPreProcessor', size=(8, 8), bgr_to_rgb=True))
     assert isinstance(built, SegDataPreProcessor)
     assert built.size == (8, 8)
 
 
 @pytest.mark.parametrize('training', [True, False])
-def test_what_is_no_batch(training: bool) -> None:
+def test_bad_batch_is_named(training: bool) -> None:
     preprocessor = SparseSegDataPreProcessor(size=(40, 40), test_cfg=dict(size=(40, 40)))
     data = make_batch(SAME)
     data['data_samples'].pop()
@@ -231,9 +233,9 @@ def test_what_is_no_batch(training: bool) -> None:
         preprocessor(data, training=training)
 
 
-def test_maps_are_cloned_unless_they_were_copied() -> None:
+def test_maps_on_the_device_are_cloned() -> None:
     preprocessor = SparseSegDataPreProcessor(size=(24, 32)).to('meta')
-    assert preprocessor.device.type == 'meta'  # as good as a device for what is copied
+    assert preprocessor.device.type == 'meta'  # stands for an accelerator
     there = make_batch(SAME)
     own = [sample.gt_sem_seg.data.to('meta') for sample in there['data_samples']]
     for sample, values in zip(there['data_samples'], own):
@@ -243,7 +245,7 @@ def test_maps_are_cloned_unless_they_were_copied() -> None:
         assert sample.gt_sem_seg.data is not values
 
 
-def test_copies_are_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_maps_are_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
     cloned = []
     monkeypatch.setattr(torch.Tensor, 'clone', lambda tensor: cloned.append(tensor))
     values = torch.zeros(1, 4, 4)
@@ -266,7 +268,7 @@ def pack_labels(data: dict) -> dict:
 @pytest.mark.parametrize('collate', ['pseudo_collate', 'stack_collate'])
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('non_blocking', [True, False])
-def test_packed_labels_become_what_stock_has(
+def test_packed_labels_equal_those_of_stock(
     collate: str, training: bool, non_blocking: bool
 ) -> None:
     def make(packed: bool) -> dict:
@@ -290,13 +292,13 @@ def test_packed_labels_become_what_stock_has(
     assert data['data_samples'][0].gt_sem_seg.data.dtype == torch.uint8
 
 
-def test_what_is_stacked_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    crossed, stacked = [], []
-    cross, stack = torch.Tensor.to, torch.stack
+def test_stacked_fields_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, stacked = [], []
+    to, stack = torch.Tensor.to, torch.stack
 
     def count(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        crossed.append((tuple(tensor.shape), tensor.dtype))
-        return cross(tensor, device)
+        copied.append((tuple(tensor.shape), tensor.dtype))
+        return to(tensor, device)
 
     data = pack_labels(make_batch(SAME))
     samples = [
@@ -304,10 +306,10 @@ def test_what_is_stacked_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for image, sample in zip(data['inputs'], data['data_samples'])
     ]
     data = FUNCTIONS.get('stack_collate')(samples)
-    monkeypatch.setattr(sparse_seg_data_preprocessor, 'to_device', count)
+    monkeypatch.setattr(data_transfer, 'to_device', count)
     monkeypatch.setattr(torch, 'stack', lambda *args: stacked.append(args) or stack(*args))
     result = SparseSegDataPreProcessor(size=(24, 32))(data, training=True)
-    assert sorted(crossed, key=str) == [
+    assert sorted(copied, key=str) == [
         ((2, 1, 24, 32), torch.uint8),
         ((2, 3, 24, 32), torch.uint8),
     ]
@@ -315,7 +317,7 @@ def test_what_is_stacked_crosses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result['data_samples'][1].gt_sem_seg.data.dtype == torch.int64
 
 
-def test_a_stacked_batch_is_not_handed_through() -> None:
+def test_stacked_batch_is_not_returned_itself() -> None:
     data = make_batch(SAME, stacked=True)
     data['inputs'] = data['inputs'].float()
     before = data['inputs'].clone()

@@ -1,4 +1,4 @@
-"""What all of these tests use."""
+"""Fixtures of the optimizer wrapper tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmengine.logging import MMLogger
 
 @pytest.fixture
 def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable:
-    """What mmengine's logger warns of while something runs."""
+    """Return a function that runs a callable and returns mmengine's log warnings of it."""
 
     def run(work: Callable) -> list[str]:
         logger = MMLogger.get_current_instance()

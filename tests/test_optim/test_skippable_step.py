@@ -1,4 +1,4 @@
-"""A cancelled optimizer step leaves every bit as it was, and the host does not hear of it."""
+"""A cancelled optimizer step changes no bit, and the host does not read the flag."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ON_HOST = ('counts', 'grows', 'tunes itself')
 
 
 class CountsInPython(torch.optim.Optimizer):
-    """Its state has a Python number, as that of LAMB does."""
+    """An optimizer whose state has a Python number, as that of LAMB."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -46,7 +46,7 @@ class CountsInPython(torch.optim.Optimizer):
 
 
 class Rebinds(torch.optim.Optimizer):
-    """Its state becomes a new tensor in each step."""
+    """An optimizer whose state is a new tensor after each step."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -58,7 +58,7 @@ class Rebinds(torch.optim.Optimizer):
 
 
 class Grows(torch.optim.Optimizer):
-    """Its state becomes longer in each step."""
+    """An optimizer whose state grows in each step."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -71,7 +71,7 @@ class Grows(torch.optim.Optimizer):
 
 
 class TunesItself(torch.optim.Optimizer):
-    """It changes the options of its group, as Prodigy does."""
+    """An optimizer that changes the options of its group, as Prodigy."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -90,7 +90,7 @@ def parameters() -> list[nn.Parameter]:
 
 
 def set_gradients(params: list[nn.Parameter], step: int, bad: bool, late: bool = True) -> None:
-    """The last but one parameter has its first gradient in step 3, where one may come late."""
+    """Set gradients; with `late`, the last but one parameter has none before step 3."""
     torch.manual_seed(step)
     for param in params:
         param.grad = torch.randn_like(param)
@@ -105,7 +105,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def values(optimizer: torch.optim.Optimizer) -> dict:
-    """All that an optimizer has, bit by bit, without what is None."""
+    """Return parameters, state and options of an optimizer bit by bit, without None."""
     values: dict[Any, Any] = {}
     for index, param in enumerate(optimizer.param_groups[0]['params']):
         values[index, 'param'] = bits(param)
@@ -121,7 +121,7 @@ def run(name: str, bad: tuple[int, ...], guarded: bool) -> list[dict]:
     optimizer = OPTIMIZERS[name](params)
     seen = []
     for step in range(8):
-        # A late gradient is an error in torch's fused SGD.
+        # torch's fused SGD raises an error for a late gradient.
         set_gradients(params, step, step in bad, late=name != 'sgd fused')
         if guarded:
             step_unless(torch.tensor(float(step in bad)), optimizer)
@@ -135,12 +135,12 @@ def run(name: str, bad: tuple[int, ...], guarded: bool) -> list[dict]:
     'bad', [(), (4,), (0, 1), (3, 4), tuple(range(8))], ids=lambda bad: f'bad{list(bad)}'
 )
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_a_cancelled_step_is_no_step(name: str, bad: tuple[int, ...]) -> None:
+def test_cancelled_step_changes_nothing(name: str, bad: tuple[int, ...]) -> None:
     assert run(name, bad, guarded=True) == run(name, bad, guarded=False)
 
 
 @pytest.mark.parametrize('name', [name for name in OPTIMIZERS if name not in ON_HOST])
-def test_nothing_waits_once_the_state_is_there(name: str) -> None:
+def test_step_does_not_synchronize_once_state_exists(name: str) -> None:
     params = parameters()
     optimizer = OPTIMIZERS[name](params)
     set_gradients(params, 3, bad=False)
@@ -154,7 +154,7 @@ def test_nothing_waits_once_the_state_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize('name', ON_HOST)
-def test_state_on_the_host_is_decided_there(name: str) -> None:
+def test_state_on_the_host_costs_one_synchronization(name: str) -> None:
     params = parameters()
     optimizer = OPTIMIZERS[name](params)
     set_gradients(params, 3, bad=False)
@@ -164,8 +164,8 @@ def test_state_on_the_host_is_decided_there(name: str) -> None:
     assert [wait.kind for wait in census.waits] == ['scalar read']
 
 
-def test_decides_on_device_only_where_all_of_the_state_lies_there() -> None:
-    """Adam on CUDA has its step count on the host, unless it is capturable."""
+def test_decides_on_device_only_if_all_state_is_there() -> None:
+    """Adam on CUDA has its step count on the host, unless it is `capturable`."""
     param = nn.Parameter(torch.ones(2, device='meta'))
     optimizer = torch.optim.Adam([param])
     optimizer.state[param] = dict(step=torch.zeros((), device='meta'), exp_avg=param.detach())
@@ -180,21 +180,21 @@ def test_decides_on_device_only_where_all_of_the_state_lies_there() -> None:
     assert not decides_on_device(optimizer)
 
 
-def test_what_is_frozen_or_has_no_value_is_left_aside() -> None:
+def test_frozen_parameters_and_empty_state_are_ignored() -> None:
     param, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, device='meta'))
     optimizer = torch.optim.SGD([param, frozen], lr=0.1, momentum=0.9)
     param.grad = torch.ones(2)
     step_unless(torch.zeros(()), optimizer)
-    optimizer.state[frozen]['momentum_buffer'] = None  # as torch had it once
+    optimizer.state[frozen]['momentum_buffer'] = None  # as older versions of torch have it
     with SyncCensus() as census:
         step_unless(torch.zeros(()), optimizer)
     assert census.table() == []
     assert param.tolist() == pytest.approx([0.71, 0.71])
 
 
-def test_an_optimizer_within_another_is_not_seen_through() -> None:
+def test_nested_optimizer_is_decided_on_the_host() -> None:
     class Wraps(torch.optim.Optimizer):
-        """As ZeroRedundancyOptimizer, which has the state of the one within."""
+        """An optimizer without state that wraps another, as ZeroRedundancyOptimizer."""
 
         def __init__(self, params: list) -> None:
             super().__init__(params, {})
@@ -213,7 +213,7 @@ def test_an_optimizer_within_another_is_not_seen_through() -> None:
     assert values(optimizer.within) == before
 
 
-def test_a_custom_step_that_takes_the_scaler_is_not_taken_for_a_fused_one() -> None:
+def test_step_that_takes_the_scaler_is_not_fused() -> None:
     class TakesScaler(torch.optim.SGD):
         _step_supports_amp_scaling = True
 
@@ -228,7 +228,7 @@ def test_a_custom_step_that_takes_the_scaler_is_not_taken_for_a_fused_one() -> N
     assert values(optimizer) == before
 
 
-def test_arguments_and_result_pass_through() -> None:
+def test_arguments_and_result_are_passed_on() -> None:
     for name in ('sgd', 'adamw fused', 'rebinds'):
         params = parameters()
         optimizer = OPTIMIZERS[name](params)
@@ -239,7 +239,7 @@ def test_arguments_and_result_pass_through() -> None:
         assert step_unless(torch.zeros(()), optimizer, closure=lambda: 6.0) == 6.0
 
 
-def test_a_failing_fused_step_leaves_no_flag_behind() -> None:
+def test_failed_fused_step_removes_its_flag() -> None:
     params = parameters()
     optimizer = OPTIMIZERS['sgd fused'](params)
 
@@ -270,7 +270,7 @@ def scaled_run(scaler: Any, build: Callable, overflows: tuple[int, ...]) -> tupl
 
 @pytest.mark.parametrize('overflows', [(), (0, 1, 5)])
 @pytest.mark.parametrize('name', ['sgd', 'sgd dampening', 'adamw amsgrad', 'adamw fused'])
-def test_scaler_is_as_torch_s(name: str, overflows: tuple[int, ...]) -> None:
+def test_scaler_equals_that_of_torch(name: str, overflows: tuple[int, ...]) -> None:
     options = dict(init_scale=8.0, growth_interval=2)
     ours = scaled_run(GuardedGradScaler('cpu', **options), OPTIMIZERS[name], overflows)
     stock = scaled_run(torch.amp.GradScaler('cpu', **options), OPTIMIZERS[name], overflows)
@@ -278,8 +278,8 @@ def test_scaler_is_as_torch_s(name: str, overflows: tuple[int, ...]) -> None:
     assert (min(ours[1]) < 8.0) == bool(overflows)
 
 
-def test_scaler_starts_a_fused_momentum_right() -> None:
-    """torch's own makes it of uninitialised memory when the first step overflows."""
+def test_fused_momentum_after_first_overflow_is_initialized() -> None:
+    """torch's scaler leaves the momentum uninitialized if the first step overflows."""
     start = (0, 1)
     fused = scaled_run(GuardedGradScaler('cpu'), OPTIMIZERS['sgd fused'], start)
     other = scaled_run(
@@ -295,7 +295,7 @@ def test_scaler_starts_a_fused_momentum_right() -> None:
 @pytest.mark.parametrize(
     'name', ['sgd momentum', 'adamw amsgrad', 'adamw fused', 'sgd fused plain']
 )
-def test_scaler_does_not_wait(name: str) -> None:
+def test_scaler_does_not_synchronize(name: str) -> None:
     params = parameters()[:3]
     optimizer, scaler = OPTIMIZERS[name](params), GuardedGradScaler('cpu')
     for step in range(3):
@@ -310,7 +310,7 @@ def test_scaler_does_not_wait(name: str) -> None:
             assert census.table() == []
 
 
-def test_disabled_scaler_steps() -> None:
+def test_disabled_scaler_updates() -> None:
     params = parameters()
     optimizer = OPTIMIZERS['sgd fused'](params)
     set_gradients(params, 0, bad=False)

@@ -1,4 +1,4 @@
-"""Mixed precision as AmpOptimWrapper has it, without a wait."""
+"""Mixed precision equals that of `AmpOptimWrapper`, without synchronization."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 from torch import nn
@@ -18,10 +18,9 @@ from torch import nn
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper, sparse_amp_optim_wrapper
 from mmtempo.optim.skippable_step import GuardedGradScaler
-from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE, Counts
+from tests.testing.amp_training import BY_NORM, BY_VALUE, HUGE, Counts, StockOnCPU, scale_of
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 
-HUGE = dict(init_scale=2.0**24, growth_interval=5)  # overflows float16 for some updates
 IN_EACH_PRECISION = pytest.mark.parametrize(
     'half',
     [
@@ -31,25 +30,6 @@ IN_EACH_PRECISION = pytest.mark.parametrize(
     ],
     ids=['bfloat16', 'dynamic', 'static'],
 )
-DTYPES = dict(float16=torch.float16, bfloat16=torch.bfloat16)
-
-
-class StockOnCPU(AmpOptimWrapper):
-    """Stock without its demand for a GPU."""
-
-    def __init__(self, loss_scale: Any = 'dynamic', dtype: str = 'bfloat16', **kwargs: Any) -> None:
-        OptimWrapper.__init__(self, **kwargs)
-        self._scale_update_param = loss_scale if isinstance(loss_scale, float) else None
-        options = loss_scale if isinstance(loss_scale, dict) else {}
-        if self._scale_update_param is not None:
-            options = dict(init_scale=loss_scale)
-        self.loss_scaler = torch.amp.GradScaler('cpu', **options)
-        self.cast_dtype = DTYPES[dtype]
-
-    @contextmanager
-    def optim_context(self, model: nn.Module) -> Iterator[None]:
-        with OptimWrapper.optim_context(self, model), torch.autocast('cpu', self.cast_dtype):
-            yield
 
 
 def train(build: Callable, iterations: int = 50, clip_grad: Any = None, **options: Any) -> Training:
@@ -57,11 +37,7 @@ def train(build: Callable, iterations: int = 50, clip_grad: Any = None, **option
     return Training(build, clip_grad=clip, **options).run(iterations)
 
 
-def scale_of(training: Training) -> float:
-    return training.wrapper.loss_scaler.get_scale()
-
-
-def test_is_registered_in_the_root_and_an_amp_wrapper() -> None:
+def test_wrapper_is_registered_and_an_amp_wrapper() -> None:
     assert OPTIM_WRAPPERS.get('SparseAmpOptimWrapper') is SparseAmpOptimWrapper
     training = train(SparseAmpOptimWrapper, 0)
     assert isinstance(training.wrapper, AmpOptimWrapper)
@@ -72,7 +48,7 @@ def test_is_registered_in_the_root_and_an_amp_wrapper() -> None:
 @pytest.mark.parametrize('counts', [dict(), dict(accumulative_counts=4, max_counts=50)])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
 @IN_EACH_PRECISION
-def test_weights_scale_and_norms_are_stock_s(
+def test_weights_scale_and_norms_equal_those_of_stock(
     half: dict, clip_grad: dict | None, counts: dict, optimizer: Callable
 ) -> None:
     options = dict(clip_grad=clip_grad, optimizer=optimizer, **half, **counts)
@@ -86,11 +62,11 @@ def test_weights_scale_and_norms_are_stock_s(
         assert scale_of(ours) == scale_of(stock)
         assert ours.wrapper.state_dict()['loss_scaler'] == stock.wrapper.loss_scaler.state_dict()
         if half['loss_scale'] is HUGE:
-            assert scale_of(ours) < HUGE['init_scale'] / 16, 'updates did overflow'
+            assert scale_of(ours) < HUGE['init_scale'] / 16, 'no update overflowed'
 
 
-def test_an_int_is_a_fixed_scale() -> None:
-    """As --cfg-options gives it."""
+def test_int_is_a_fixed_scale() -> None:
+    """`--cfg-options` gives an int."""
     one = train(SparseAmpOptimWrapper, dtype='float16', loss_scale=512)
     other = train(SparseAmpOptimWrapper, dtype='float16', loss_scale=512.0)
     assert one.weights() == other.weights()
@@ -101,19 +77,21 @@ def test_an_int_is_a_fixed_scale() -> None:
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM])
 @IN_EACH_PRECISION
-def test_nothing_waits(half: dict, clip_grad: dict | None, optimizer: Callable) -> None:
+def test_training_does_not_synchronize(
+    half: dict, clip_grad: dict | None, optimizer: Callable
+) -> None:
     clip = dict(clip_grad) if clip_grad else None
     training = Training(
         SparseAmpOptimWrapper, optimizer, clip_grad=clip, norm_interval=2, **half
     ).run(1)
-    while not training.optimizer.state:  # each update that overflows comes too early
+    while not training.optimizer.state:  # updates that overflow create no state
         training.run(1)
     with SyncCensus() as census:
         training.run(6, poison=(training.iteration + 2,) if half['dtype'] == 'float16' else ())
     assert census.table() == []
 
 
-def test_the_census_sees_what_stock_waits_for() -> None:
+def test_census_counts_synchronizations_of_stock() -> None:
     training = train(StockOnCPU, 1, dtype='float16', loss_scale=512.0)
     with SyncCensus() as census:
         training.run(3)
@@ -135,7 +113,7 @@ def test_only_float16_is_scaled(dtype: Any) -> None:
     )
 
 
-def test_cast_dtype_is_stock_s() -> None:
+def test_cast_dtype_equals_that_of_stock() -> None:
     for dtype, expected in ((None, None), ('float16', torch.float16)):
         assert train(SparseAmpOptimWrapper, 0, dtype=dtype).wrapper.cast_dtype is expected
 
@@ -149,7 +127,7 @@ def test_cast_dtype_is_stock_s() -> None:
         ('float32', torch.float32),
     ],
 )
-def test_autocast(dtype: str | None, computed: torch.dtype) -> None:
+def test_autocast_computes_in_dtype(dtype: str | None, computed: torch.dtype) -> None:
     training = train(SparseAmpOptimWrapper, 0, dtype=dtype)
     with training.wrapper.optim_context(training.model):
         assert training.model(torch.randn(2, 6)).dtype is computed
@@ -174,10 +152,10 @@ def test_gradients_are_exchanged_for_updates_only() -> None:
 
 
 @pytest.mark.parametrize('device', ['cuda', 'npu'])
-def test_elsewhere_the_default_dtype_is_what_autocast_says(
+def test_default_dtype_of_accelerators_is_that_of_autocast(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU only the decision can be tested: scaling for float16 alone."""
+    """Without a GPU only the decision to scale can be tested."""
     built = []
     monkeypatch.setattr(sparse_amp_optim_wrapper, 'get_device', lambda: device)
     monkeypatch.setattr(
@@ -201,13 +179,13 @@ def test_elsewhere_the_default_dtype_is_what_autocast_says(
     assert built == [(kind, True), (kind, False), (kind, True), (kind, True)]
 
 
-def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_amp_optim_wrapper, 'get_device', lambda: 'mps')
     with pytest.raises(RuntimeError, match='cuda, npu, mlu, musa, cpu, found mps'):
         train(SparseAmpOptimWrapper, 0)
 
 
-def test_the_watch_gets_the_scale_after_each_update() -> None:
+def test_watch_gets_the_scale_after_each_update() -> None:
     training = Training(SparseAmpOptimWrapper, dtype='float16', loss_scale=HUGE)
     scales = []
     for _ in range(40):
@@ -221,7 +199,7 @@ def test_the_watch_gets_the_scale_after_each_update() -> None:
 @pytest.mark.parametrize('clip_grad', [BY_NORM, BY_VALUE, None])
 @pytest.mark.parametrize('loss_scale', [64.0, 1000.0, HUGE], ids=['64', '1000', 'dynamic'])
 def test_norm_is_that_of_unscaled_gradients(loss_scale: Any, clip_grad: dict | None) -> None:
-    """And an infinite one, normal with a scaler, is not the watch's business."""
+    """An infinite norm, which is normal with a scaler, is not given to the watch."""
     options = dict(dtype='float16', loss_scale=loss_scale)
     ours = train(SparseAmpOptimWrapper, 21, clip_grad=clip_grad, norm_interval=3, **options)
     unclipped = dict(max_norm=1e9) if clip_grad is None else clip_grad
@@ -235,8 +213,8 @@ def test_norm_is_that_of_unscaled_gradients(loss_scale: Any, clip_grad: dict | N
     assert ours.store.keys == {'train/grad_norm', 'watch/loss_scale'}
 
 
-def test_measuring_changes_no_weight() -> None:
-    """Even with a scale that is no power of two, by which dividing and multiplying differ."""
+def test_norm_interval_changes_no_weight() -> None:
+    """Also with a scale that is no power of two, so that unscaling rounds."""
     options = dict(dtype='float16', loss_scale=1000.0, optimizer=adamw_fused)
     plain = train(SparseAmpOptimWrapper, **options)
     assert train(SparseAmpOptimWrapper, norm_interval=1, **options).weights() == plain.weights()
@@ -244,8 +222,8 @@ def test_measuring_changes_no_weight() -> None:
 
 
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
-def test_a_nan_is_left_out_by_the_scaler(optimizer: Callable) -> None:
-    """skip_nonfinite adds nothing to it."""
+def test_scaler_skips_nan(optimizer: Callable) -> None:
+    """`skip_nonfinite` has no further effect."""
     training = Training(SparseAmpOptimWrapper, optimizer, dtype='float16', loss_scale=512.0)
     training.wrapper.skip_nonfinite = True
     before = training.run(5).state()
@@ -255,7 +233,7 @@ def test_a_nan_is_left_out_by_the_scaler(optimizer: Callable) -> None:
 
 
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
-def test_without_scaling_skip_nonfinite_works(optimizer: Callable) -> None:
+def test_skip_nonfinite_works_without_scaling(optimizer: Callable) -> None:
     training = Training(SparseAmpOptimWrapper, optimizer, dtype='bfloat16')
     training.wrapper.skip_nonfinite = True
     before = training.run(5).state()
@@ -265,7 +243,7 @@ def test_without_scaling_skip_nonfinite_works(optimizer: Callable) -> None:
 
 
 @pytest.mark.parametrize(('optimizer', 'times'), [(Counts, 1), (torch.optim.SGD, 0)])
-def test_says_once_that_the_host_decides(
+def test_synchronizing_optimizer_is_logged_once(
     optimizer: type, times: int, warnings_of: Callable
 ) -> None:
     training = Training(
@@ -274,13 +252,13 @@ def test_says_once_that_the_host_decides(
         dtype='float16',
         loss_scale=HUGE,
     )
-    said = warnings_of(lambda: training.run(30))
+    warned = warnings_of(lambda: training.run(30))
     assert training.optimizer.state
-    assert sum('optim_wrapper.optimizer.fused=True' in text for text in said) == times
+    assert sum('optim_wrapper.optimizer.fused=True' in text for text in warned) == times
 
 
 @pytest.mark.parametrize(('optimizer', 'times'), [(adamw, 1), (adamw_fused, 0)])
-def test_fsdp_has_torch_s_scaler_and_says_where_it_waits(
+def test_fsdp_uses_the_scaler_of_torch_and_logs_synchronization(
     optimizer: Callable, times: int, warnings_of: Callable
 ) -> None:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -289,17 +267,17 @@ def test_fsdp_has_torch_s_scaler_and_says_where_it_waits(
     training = Training(SparseAmpOptimWrapper, optimizer, **options)
     scaler = training.wrapper.loss_scaler
     assert type(scaler) is ShardedGradScaler
-    scaler.unscale_ = lambda optimizer: None  # would talk to other ranks
+    scaler.unscale_ = lambda optimizer: None  # would communicate with other ranks
     scaler.step = lambda optimizer: optimizer.step()
-    said = warnings_of(lambda: training.run(3))
-    assert sum('optim_wrapper.optimizer.fused=True' in text for text in said) == times
+    warned = warnings_of(lambda: training.run(3))
+    assert sum('optim_wrapper.optimizer.fused=True' in text for text in warned) == times
     unscaled = Training(SparseAmpOptimWrapper, use_fsdp=True, dtype='bfloat16')
     assert not unscaled.wrapper.loss_scaler.is_enabled()
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
 @pytest.mark.parametrize('loss_scale', [HUGE, 512.0], ids=['dynamic', 'static'])
-def test_checkpoints_are_stock_s_in_both_directions(loss_scale: Any, dtype: str) -> None:
+def test_checkpoints_are_interchangeable_with_stock(loss_scale: Any, dtype: str) -> None:
     options = dict(loss_scale=loss_scale, dtype=dtype, optimizer=adamw)
     stock, ours = train(StockOnCPU, 30, **options), train(SparseAmpOptimWrapper, 20, **options)
     for one, other in ((stock, ours), (ours, stock)):
@@ -314,8 +292,8 @@ def test_checkpoints_are_stock_s_in_both_directions(loss_scale: Any, dtype: str)
         assert other.run(5).weights() == one.run(5).weights()
 
 
-def test_a_scale_that_is_not_in_use_is_kept() -> None:
-    """From float16 to bfloat16 and back."""
+def test_unused_scale_is_kept() -> None:
+    """Train in float16, then in bfloat16, then in float16 again."""
     half = train(SparseAmpOptimWrapper, 30, dtype='float16', loss_scale=HUGE)
     saved = half.wrapper.state_dict()
     brain = train(SparseAmpOptimWrapper, 1, dtype='bfloat16')
@@ -327,7 +305,7 @@ def test_a_scale_that_is_not_in_use_is_kept() -> None:
     assert scale_of(again) == scale_of(half) < HUGE['init_scale']
 
 
-def test_the_scale_of_the_config_is_what_a_checkpoint_starts_from() -> None:
+def test_checkpoint_without_scaling_has_the_scale_of_the_config() -> None:
     for loss_scale in (512, dict(init_scale=512.0, growth_factor=3.0, backoff_factor=0.25)):
         unscaled, scaled = (
             train(SparseAmpOptimWrapper, 0, dtype=dtype, loss_scale=loss_scale).wrapper.state_dict()
@@ -336,7 +314,7 @@ def test_the_scale_of_the_config_is_what_a_checkpoint_starts_from() -> None:
         assert unscaled['loss_scaler'] == scaled['loss_scaler']
 
 
-def test_an_empty_scaler_state_changes_nothing() -> None:
+def test_empty_scaler_state_changes_nothing() -> None:
     for dtype in ('float16', 'bfloat16'):
         training = train(SparseAmpOptimWrapper, 1, dtype=dtype, loss_scale=512.0)
         state = training.wrapper.state_dict()
@@ -345,7 +323,7 @@ def test_an_empty_scaler_state_changes_nothing() -> None:
         assert training.wrapper.state_dict()['loss_scaler'] == state['loss_scaler']
 
 
-def test_takes_a_checkpoint_without_mixed_precision() -> None:
+def test_checkpoint_without_mixed_precision_is_loaded() -> None:
     plain = train(SparseOptimWrapper, 3)
     training = train(SparseAmpOptimWrapper, 0, dtype='float16')
     training.wrapper.load_state_dict(deepcopy(plain.wrapper.state_dict()))
@@ -396,7 +374,7 @@ def test_loss_scale_takes_all_options_of_the_scaler() -> None:
 
 
 @pytest.mark.slow
-def test_in_a_runner_it_is_a_change_of_type(tiny_cfg: Config) -> None:
+def test_runner_trains_and_resumes_with_the_wrapper(tiny_cfg: Config) -> None:
     tiny_cfg.optim_wrapper.update(
         type='SparseAmpOptimWrapper', dtype='float16', loss_scale='dynamic', norm_interval=1
     )

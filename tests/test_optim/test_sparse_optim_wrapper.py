@@ -1,4 +1,4 @@
-"""Weights and logs are those of OptimWrapper; the host reads nothing."""
+"""Weights and logs equal those of `OptimWrapper`, without synchronization."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseOptimWrapper
 from mmtempo.optim.sparse_optim_wrapper import total_norm
+from tests.testing.amp_training import BY_NORM, BY_VALUE, Counts
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
-
-BY_NORM = dict(max_norm=0.5)
-BY_VALUE = dict(type='value', clip_value=0.05)
 
 
 def stock_and_ours(
     ours: dict | None = None, iterations: int = 50, **options: Any
 ) -> tuple[Training, Training]:
-    """The same training with both wrappers. Each pops from its own clip_grad, as stock does."""
+    """Run the same training with both wrappers; each gets a copy of clip_grad to pop from."""
     clip = options.pop('clip_grad', None)
     return tuple(
         Training(build, clip_grad=dict(clip) if clip else None, **options, **extra).run(iterations)
@@ -32,8 +30,8 @@ def stock_and_ours(
     )
 
 
-def test_groups_are_plain_dicts() -> None:
-    """A ConfigDict costs ten times as much at each look, and an optimizer looks at each step."""
+def test_parameter_groups_are_plain_dicts() -> None:
+    """A ConfigDict costs ten times as much a lookup, and optimizers look up in each step."""
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([ConfigDict(params=[parameter], lr=0.5)], lr=0.1)
     SparseOptimWrapper(optimizer)
@@ -42,7 +40,7 @@ def test_groups_are_plain_dicts() -> None:
     assert optimizer.param_groups[0]['params'] == [parameter]
 
 
-def test_is_registered_in_the_root() -> None:
+def test_wrapper_is_registered() -> None:
     assert OPTIM_WRAPPERS.get('SparseOptimWrapper') is SparseOptimWrapper
 
 
@@ -52,7 +50,7 @@ def test_is_registered_in_the_root() -> None:
     'clip_grad', [None, BY_NORM, dict(max_norm=0.1, norm_type='inf'), BY_VALUE]
 )
 @pytest.mark.parametrize('norm_interval', [None, 7])
-def test_weights_are_stock_s(
+def test_weights_equal_those_of_stock(
     norm_interval: int | None, clip_grad: dict | None, counts: dict, optimizer: Callable
 ) -> None:
     stock, ours = stock_and_ours(
@@ -64,18 +62,18 @@ def test_weights_are_stock_s(
 
 @pytest.mark.parametrize('counts', [dict(), dict(accumulative_counts=4, max_counts=50)])
 @pytest.mark.parametrize('clip_grad', [BY_NORM, dict(max_norm=0.1, norm_type='inf')])
-def test_logs_the_norms_that_stock_logs(clip_grad: dict, counts: dict) -> None:
+def test_logged_norms_equal_those_of_stock(clip_grad: dict, counts: dict) -> None:
     stock, ours = stock_and_ours(clip_grad=clip_grad, **counts)
     expected = stock.logged()
     assert len(expected) == (13 if counts else 50)
-    assert max(expected) > clip_grad['max_norm'], 'the norm from before clipping'
+    assert max(expected) > clip_grad['max_norm'], 'not the norm before clipping'
     assert ours.store.values('train/grad_norm') == expected
     assert ours.store.values('watch/grad_norm') == expected
     assert ours.logged() == []
 
 
 @pytest.mark.parametrize('clip_grad', [None, BY_VALUE])
-def test_logs_nothing_where_stock_does_not(clip_grad: dict | None) -> None:
+def test_nothing_is_logged_if_stock_logs_nothing(clip_grad: dict | None) -> None:
     stock, ours = stock_and_ours(clip_grad=clip_grad)
     assert stock.logged() == []
     assert ours.store.notes == []
@@ -83,8 +81,8 @@ def test_logs_nothing_where_stock_does_not(clip_grad: dict | None) -> None:
 
 
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
-def test_norm_interval(clip_grad: dict | None) -> None:
-    """Every seventh update; where it is computed anyway, the watch gets it each time."""
+def test_norm_is_logged_at_norm_interval(clip_grad: dict | None) -> None:
+    """The watch gets the norm in each update that computes it anyway."""
     every = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM)).run(1)
     assert every.store.keys == {'train/grad_norm', 'watch/grad_norm'}
     _, each = stock_and_ours(dict(norm_interval=1), clip_grad=clip_grad)
@@ -96,7 +94,7 @@ def test_norm_interval(clip_grad: dict | None) -> None:
     assert ours.store.values('watch/grad_norm') == watched
 
 
-def test_norm_interval_counts_updates_and_goes_on_after_a_resume() -> None:
+def test_norm_interval_counts_updates_across_a_resume() -> None:
     options = dict(accumulative_counts=4, max_counts=50, norm_interval=3)
     training = Training(SparseOptimWrapper, **options)
     at = []
@@ -115,7 +113,7 @@ def test_norm_interval_counts_updates_and_goes_on_after_a_resume() -> None:
     assert resumed.store.keys == {'train/grad_norm', 'watch/grad_norm'}
 
 
-def test_the_last_update_counts_though_it_has_fewer_iterations() -> None:
+def test_last_update_with_fewer_iterations_is_counted() -> None:
     options = dict(accumulative_counts=4, max_counts=50, norm_interval=13)
     training = Training(SparseOptimWrapper, **options).run(49)
     assert training.store.notes == []
@@ -125,7 +123,7 @@ def test_the_last_update_counts_though_it_has_fewer_iterations() -> None:
 
 @pytest.mark.parametrize('norm_interval', [None, 7])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
-def test_without_the_sparse_hook_it_logs_as_stock(
+def test_log_without_the_sparse_hook_equals_that_of_stock(
     clip_grad: dict | None, norm_interval: int | None
 ) -> None:
     stock, ours = stock_and_ours(
@@ -144,18 +142,20 @@ def test_without_the_sparse_hook_it_logs_as_stock(
 @pytest.mark.parametrize('skips', [False, True])
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
-def test_nothing_waits(clip_grad: dict | None, optimizer: Callable, skips: bool) -> None:
+def test_training_does_not_synchronize(
+    clip_grad: dict | None, optimizer: Callable, skips: bool
+) -> None:
     clip = dict(clip_grad) if clip_grad else None
     training = Training(SparseOptimWrapper, optimizer, clip_grad=clip, norm_interval=2)
     training.wrapper.skip_nonfinite = skips
-    training.run(1)  # makes the optimizer's state
+    training.run(1)  # creates the optimizer's state
     with SyncCensus() as census:
         training.run(4, poison=(3,) if skips else ())
     assert census.table() == []
     assert training.store.values('watch/skipped') == ([0.0, 0.0, 0.0, 1.0, 0.0] if skips else [])
 
 
-def test_the_census_sees_what_stock_waits_for() -> None:
+def test_census_counts_synchronizations_of_stock() -> None:
     training = Training(OptimWrapper, clip_grad=dict(BY_NORM)).run(1)
     with SyncCensus() as census:
         training.run(3)
@@ -165,7 +165,7 @@ def test_the_census_sees_what_stock_waits_for() -> None:
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE, dict(max_norm=1.0, norm_type=0)])
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
 @pytest.mark.parametrize('poison', [(0,), (20, 21)])
-def test_skips_what_is_not_finite(
+def test_update_with_nan_is_skipped(
     poison: tuple[int, ...], optimizer: Callable, clip_grad: dict | None
 ) -> None:
     clip = dict(clip_grad) if clip_grad else None
@@ -185,7 +185,7 @@ def test_skips_what_is_not_finite(
 
 
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
-def test_skips_what_is_infinite(clip_grad: dict | None) -> None:
+def test_update_with_infinite_norm_is_skipped(clip_grad: dict | None) -> None:
     clip = dict(clip_grad) if clip_grad else None
     training = Training(SparseOptimWrapper, adamw, clip_grad=clip)
     training.wrapper.skip_nonfinite = True
@@ -197,7 +197,7 @@ def test_skips_what_is_infinite(clip_grad: dict | None) -> None:
 
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
 @pytest.mark.parametrize('optimizer', [sgd, adamw, adamw_fused])
-def test_where_nothing_is_skipped_weights_are_stock_s(
+def test_weights_without_skips_equal_those_of_stock(
     optimizer: Callable, clip_grad: dict | None
 ) -> None:
     stock, _ = stock_and_ours(clip_grad=clip_grad, optimizer=optimizer)
@@ -209,39 +209,31 @@ def test_where_nothing_is_skipped_weights_are_stock_s(
     assert logged == (stock.logged() if clip_grad is BY_NORM else [])
 
 
-def test_does_not_skip_unless_it_is_told() -> None:
+def test_nothing_is_skipped_by_default() -> None:
     training = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM)).run(3, poison=(2,))
     assert training.model.first.weight.isnan().any()
     assert 'watch/skipped' not in training.store.keys
 
 
-class Counts(torch.optim.SGD):
-    """Keeps a number on the host."""
-
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
-        self.state[self.param_groups[0]['params'][0]]['count'] = 1
-
-
 @pytest.mark.parametrize(('optimizer', 'times'), [(Counts, 1), (torch.optim.SGD, 0)])
-def test_says_once_that_the_host_decides(
+def test_synchronizing_optimizer_is_logged_once(
     optimizer: type, times: int, warnings_of: Callable
 ) -> None:
     training = Training(SparseOptimWrapper, lambda groups: optimizer(groups, lr=0.1, momentum=0.9))
     training.run(1)
     training.wrapper.skip_nonfinite = True
-    said = warnings_of(lambda: training.run(5))
-    assert sum('optim_wrapper.optimizer.fused=True' in text for text in said) == times
+    warned = warnings_of(lambda: training.run(5))
+    assert sum('optim_wrapper.optimizer.fused=True' in text for text in warned) == times
 
 
-def test_steps_where_there_is_no_gradient() -> None:
+def test_step_without_gradients_logs_nothing() -> None:
     training = Training(SparseOptimWrapper, clip_grad=dict(BY_NORM), norm_interval=1)
     training.wrapper.skip_nonfinite = True
     training.wrapper.step()
     assert training.store.notes == []
 
 
-def test_total_norm_before_torch_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_norm_of_older_torch_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     grads = [torch.randn(3, 4), torch.randn(()), torch.randn(7)]
     expected = torch.cat([grad.flatten() for grad in grads]).norm()
@@ -258,7 +250,7 @@ def test_bad_interval_is_refused(interval: Any, error: type[Exception]) -> None:
         Training(SparseOptimWrapper, norm_interval=interval)
 
 
-def test_state_dict_is_stock_s() -> None:
+def test_state_dict_is_interchangeable_with_stock() -> None:
     stock, ours = stock_and_ours(clip_grad=BY_NORM)
     for one, other in ((stock, ours), (ours, stock)):
         one.run(3)

@@ -1,4 +1,4 @@
-"""Updates of announced batches: the gradient is the mean over all samples, whatever they are."""
+"""The gradient of announced batches is the mean over all of their samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.optim import SparseAmpOptimWrapper, SparseOptimWrapper
-from tests.test_optim.test_sparse_amp_optim_wrapper import HUGE, scale_of
-from tests.test_optim.test_sparse_optim_wrapper import BY_NORM, BY_VALUE
+from tests.testing.amp_training import BY_NORM, BY_VALUE, HUGE, scale_of
 from tests.testing.processes import SPAWN
 from tests.testing.sparse_training import Training, adamw, adamw_fused, sgd
 
 USUAL = 12
-# Batches of updates: full, with a smaller last one, with fewer, of any size, of a single one.
+# Batch sizes of updates: usual, smaller last batch, fewer batches, any sizes, one batch.
 WINDOWS = [(3, 3, 3, 3), (3, 3, 3, 1), (3, 1), (5, 2, 4), (2,)]
 COUNTS = dict(accumulative_counts=4)
 
@@ -41,7 +40,7 @@ def give(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> Non
 
 
 def update(training: Training, sizes: tuple[int, ...], poison: int | None = None) -> None:
-    """One update of batches of these sizes; the poisoned one is not finite."""
+    """Make one update of batches of these sizes; batch `poison` is not finite."""
     inputs, targets = samples(training.iteration, sum(sizes))
     training.wrapper.begin_update(training.iteration, USUAL)
     parts = zip(inputs.split(list(sizes)), targets.split(list(sizes)))
@@ -54,7 +53,7 @@ def update(training: Training, sizes: tuple[int, ...], poison: int | None = None
 
 
 def large(training: Training, count: int) -> None:
-    """One update of one batch."""
+    """Make one update of one batch."""
     give(training, *samples(training.iteration, count))
     training.iteration += 1
 
@@ -69,10 +68,10 @@ def flat(training: Training) -> torch.Tensor:
 
 @pytest.mark.parametrize(('optimizer', 'off'), [(sgd, 1e-6), (adamw, 1e-5), (adamw_fused, 1e-5)])
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM, BY_VALUE])
-def test_as_one_batch_of_all_samples(
+def test_weights_equal_those_of_one_large_batch(
     clip_grad: dict | None, optimizer: Callable, off: float
 ) -> None:
-    """Adam divides by the size of a gradient, and by that of its rounding as well."""
+    """Adam divides by the size of the gradient, which amplifies its rounding errors."""
     options = dict(optimizer=optimizer, clip_grad=clip_grad, norm_interval=2)
     ours, whole = built(**COUNTS, **options), built(**options)
     for sizes in WINDOWS * 3:
@@ -85,7 +84,7 @@ def test_as_one_batch_of_all_samples(
 
 
 @pytest.mark.parametrize('sizes', WINDOWS)
-def test_gradients(sizes: tuple[int, ...]) -> None:
+def test_gradients_equal_those_of_one_large_batch(sizes: tuple[int, ...]) -> None:
     found = []
     for training, work in (
         (built(**COUNTS), lambda training: update(training, sizes)),
@@ -118,8 +117,8 @@ def test_gradients(sizes: tuple[int, ...]) -> None:
     ids=['bfloat16', 'dynamic', 'static'],
 )
 @pytest.mark.parametrize('clip_grad', [None, BY_NORM])
-def test_mixed_precision(clip_grad: dict | None, half: dict) -> None:
-    """To the rounding of sixteen bits."""
+def test_mixed_precision_is_close_to_one_large_batch(clip_grad: dict | None, half: dict) -> None:
+    """Results differ by the rounding of 16 bits."""
     ours = built(SparseAmpOptimWrapper, clip_grad=clip_grad, norm_interval=1, **half, **COUNTS)
     whole = built(SparseAmpOptimWrapper, clip_grad=clip_grad, norm_interval=1, **half)
     start = flat(whole)
@@ -135,8 +134,8 @@ def test_mixed_precision(clip_grad: dict | None, half: dict) -> None:
 
 
 @pytest.mark.parametrize('half', [dict(), dict(dtype='float16', loss_scale=512.0)])
-def test_full_updates_are_stock_s(half: dict) -> None:
-    """Who says what an update is makes no difference, bit by bit."""
+def test_usual_updates_equal_those_of_stock(half: dict) -> None:
+    """Announced and counted batches give equal bits."""
     build = SparseAmpOptimWrapper if half else SparseOptimWrapper
     ours, counting = (
         built(build, clip_grad=BY_NORM, **half, **COUNTS),
@@ -149,7 +148,7 @@ def test_full_updates_are_stock_s(half: dict) -> None:
     assert ours.state() == counting.state()
 
 
-def test_one_overflow_in_an_update_is_one_step_of_the_scale() -> None:
+def test_overflow_of_one_batch_lowers_the_scale_once() -> None:
     training = built(SparseAmpOptimWrapper, dtype='float16', loss_scale=HUGE, **COUNTS)
     scales, states = [scale_of(training)], [training.state()]
     for number in range(12):
@@ -165,8 +164,8 @@ def test_one_overflow_in_an_update_is_one_step_of_the_scale() -> None:
 
 @pytest.mark.parametrize('half', [dict(), dict(dtype='bfloat16')])
 @pytest.mark.parametrize('sizes', [(3, 3, 3, 3), (3, 1)])
-def test_a_batch_that_is_not_finite_costs_its_update(half: dict, sizes: tuple[int, ...]) -> None:
-    """And its running statistics, of all of its batches, are those from before."""
+def test_nonfinite_batch_skips_its_update(half: dict, sizes: tuple[int, ...]) -> None:
+    """The running statistics of all of its batches are restored."""
     build = SparseAmpOptimWrapper if half else SparseOptimWrapper
     training = built(build, **half, **COUNTS)
     norm = nn.BatchNorm1d(6)
@@ -208,7 +207,7 @@ def test_gradients_are_exchanged_once_an_update(build: type) -> None:
 
 
 def in_group(pipe: Any, rank: int, folder: str) -> None:
-    """Updates of batches that differ from process to process, in a model of torch's."""
+    """Train with DDP on batches that differ between processes; runs in another process."""
     torch.distributed.init_process_group(
         'gloo', init_method=f'file://{folder}/group', rank=rank, world_size=2
     )
@@ -219,7 +218,7 @@ def in_group(pipe: Any, rank: int, folder: str) -> None:
         exchanges.append(training.iteration)
         return allreduce_hook(None, bucket)
 
-    training.model.unused = None  # DDP would have to look for it
+    training.model.unused = None  # DDP fails for unused parameters
     training.model = DistributedDataParallel(training.model)
     training.model.register_comm_hook(None, exchange)
     for number, sizes in enumerate(WINDOWS):
@@ -234,8 +233,8 @@ def in_group(pipe: Any, rank: int, folder: str) -> None:
     pipe.send((exchanges, flat(training).tolist()))
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    """As one process with the samples of both; they exchange gradients once an update."""
+def test_two_processes_equal_one_large_batch(tmp_path: Path) -> None:
+    """The processes exchange gradients once an update."""
     whole = built()
     whole.model.unused = None
     for sizes in WINDOWS:
@@ -248,7 +247,7 @@ def test_two_processes(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for here, there in pipes:
-        there.close()  # what has failed sends no result
+        there.close()  # so that a failed process ends the wait
         assert here.poll(100)
         exchanges, found = here.recv()
         assert exchanges == list(range(len(WINDOWS)))
@@ -258,8 +257,8 @@ def test_two_processes(tmp_path: Path) -> None:
         assert process.exitcode == 0
 
 
-def test_what_is_not_completed_is_thrown_away() -> None:
-    """Also where the training is begun anew in the same process."""
+def test_incomplete_update_is_discarded() -> None:
+    """Also if another training begins in the same process."""
     expected = built(**COUNTS)
     update(expected, (3, 3))
     for begins_anew in (False, True):
@@ -274,7 +273,7 @@ def test_what_is_not_completed_is_thrown_away() -> None:
         assert training.state() == expected.state()
 
 
-def test_batches_are_counted_again_in_another_training() -> None:
+def test_another_training_counts_batches_again() -> None:
     training, counting = built(**COUNTS), built(**COUNTS)
     update(training, (3, 3))
     torch.nn.utils.vector_to_parameters(flat(training), counting.model.parameters())
@@ -286,7 +285,7 @@ def test_batches_are_counted_again_in_another_training() -> None:
     assert training.state() == counting.state()
 
 
-def test_norm_interval_counts_updates_and_goes_on_after_a_resume() -> None:
+def test_norm_interval_counts_updates_across_a_resume() -> None:
     training = built(norm_interval=3, **COUNTS)
     at = []
     for number in range(12):
@@ -304,8 +303,8 @@ def test_norm_interval_counts_updates_and_goes_on_after_a_resume() -> None:
     assert len(resumed.store.values('train/grad_norm')) == 1
 
 
-def test_the_number_of_the_last_iteration_ends_no_update() -> None:
-    """It counts updates, and what is counted within one are batches."""
+def test_last_iteration_number_does_not_end_an_update() -> None:
+    """That number counts updates, while the wrapper counts batches."""
     training, whole = built(**COUNTS), built()
     training.wrapper.initialize_count_status(training.model, 0, 6)
     for _ in range(3):
@@ -315,10 +314,10 @@ def test_the_number_of_the_last_iteration_ends_no_update() -> None:
 
 
 @pytest.mark.parametrize('build', [SparseOptimWrapper, SparseAmpOptimWrapper])
-def test_nothing_waits(build: type) -> None:
+def test_updates_do_not_synchronize(build: type) -> None:
     training = built(build, clip_grad=BY_NORM, optimizer=adamw, norm_interval=1, **COUNTS)
     training.wrapper.skip_nonfinite = True
-    update(training, (3, 3, 3, 3))  # makes the optimizer's state
+    update(training, (3, 3, 3, 3))  # creates the optimizer's state
     with SyncCensus() as census:
         for sizes in WINDOWS:
             update(training, sizes)
@@ -328,7 +327,7 @@ def test_nothing_waits(build: type) -> None:
 MISUSED = "train_cfg.count='updates' needs .* calls optim_wrapper.update_params once"
 
 
-def test_a_model_that_updates_twice_a_batch() -> None:
+def test_model_that_updates_twice_a_batch_is_refused() -> None:
     training = built(**COUNTS)
     training.wrapper.begin_update(0, USUAL)
     training.wrapper.announce(3, False)
@@ -338,7 +337,7 @@ def test_a_model_that_updates_twice_a_batch() -> None:
 
 
 @pytest.mark.parametrize('is_last', [False, True])
-def test_a_model_that_updates_by_itself(is_last: bool) -> None:
+def test_model_that_steps_itself_is_refused(is_last: bool) -> None:
     training = built(**COUNTS)
     training.wrapper.begin_update(0, USUAL)
     training.wrapper.announce(3, is_last)
@@ -346,7 +345,7 @@ def test_a_model_that_updates_by_itself(is_last: bool) -> None:
         training.wrapper.step()
 
 
-def test_a_model_that_leaves_out_the_update() -> None:
+def test_model_that_omits_the_update_is_refused() -> None:
     training = built(**COUNTS)
     training.wrapper.begin_update(0, USUAL)
     training.wrapper.announce(3, False)
@@ -356,15 +355,17 @@ def test_a_model_that_leaves_out_the_update() -> None:
         training.wrapper.begin_update(1, USUAL)
 
 
-def test_a_resume_within_an_update_is_said_where_it_is_one(warnings_of: Callable) -> None:
+def test_resume_within_an_update_is_logged_only_if_batches_are_counted(
+    warnings_of: Callable,
+) -> None:
     training = built(**COUNTS)
 
     def resume() -> None:
         training.wrapper.initialize_count_status(training.model, 6, 40)
 
-    said = warnings_of(lambda: (resume(), training.run(4)))
-    assert len(said) == 1
-    assert 'Iteration 7 is in the middle of an update of 4' in said[0]
+    warned = warnings_of(lambda: (resume(), training.run(4)))
+    assert len(warned) == 1
+    assert 'accumulative_counts=4: iteration 7 resumes in the middle of an update' in warned[0]
     training.iteration = 6
     assert warnings_of(lambda: (resume(), update(training, (3, 1)))) == []
     training.wrapper.initialize_count_status(training.model, 8, 40)

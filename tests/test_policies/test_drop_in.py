@@ -186,8 +186,8 @@ def test_what_is_not_stock_is_left_alone() -> None:
         'default_hooks.logger': 'is no stock type',
         'optim_wrapper': 'is no stock type',
         'model.data_preprocessor': 'is in no registry',
-        'model.decode_head': 'has a loss_by_feat of its own (in DDRHead)',
-        'model.auxiliary_head.0': 'has a loss_by_feat of its own (in PointHead)',
+        'model.decode_head': 'overrides loss_by_feat (in DDRHead)',
+        'model.auxiliary_head.0': 'overrides loss_by_feat (in PointHead)',
     }
     heads = cfg.model.auxiliary_head
     assert heads[1] == dict(type='SparseAccuracyHead', head='FCNHead', num_classes=3)

@@ -27,7 +27,7 @@ from mmengine.registry import (
 from mmengine.runner import Runner
 
 from mmtempo.checkpoint.io.snapshot import Snapshot
-from tests.test_optim.test_sparse_amp_optim_wrapper import StockOnCPU
+from tests.testing.amp_training import StockOnCPU
 from tests.testing.toy import STOCK, ToyDataset, ToyModel, by_epoch, config, with_evaluation
 
 OPTIM_WRAPPERS.register_module('AmpOnCPU', module=StockOnCPU)

@@ -1,4 +1,4 @@
-"""Metrics."""
+"""Metrics, and evaluations that are repeated on resume."""
 
 from .streaming_iou_metric import StreamingIoUMetric
 

@@ -1,4 +1,4 @@
-"""mmseg's IoU from one running sum, however many images there are."""
+"""mmseg's IoU from a running sum, with memory independent of the number of images."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from mmseg.evaluation.metrics import IoUMetric
 
 @METRICS.register_module()
 class StreamingIoUMetric(IoUMetric):
-    """`IoUMetric` whose memory does not grow with the data set, and that waits at its end only.
+    """An `IoUMetric` of constant memory, which synchronizes only at the end of an evaluation.
 
-    Stock keeps four tensors an image, brings each to the host as soon as it is made, and hands
-    all of them from process to process. This keeps their sum on the device, and what the last
-    image adds to it.
+    Stock keeps four tensors an image, copies each to the host immediately, and gathers all of
+    them from all processes. This metric keeps their sum on the device, and separately the
+    tensors of the last image.
 
     Example::
 
         val_evaluator = dict(type='StreamingIoUMetric', iou_metrics=['mIoU'])
 
-    Keys and files are those of `IoUMetric`. Values are too, bit by bit, as long as no sum of
+    Keys and files are those of `IoUMetric`. Values are equal bit for bit as long as no sum of
     pixels exceeds 2**24 (8 images of Cityscapes): stock sums in float32, which rounds beyond
-    that. Here sums are whole numbers of 64 bits, which round nothing.
+    that. Here sums are int64, which are exact.
 
-    Where processes have had more images than the data set has, since a sampler gives each of
-    them as many, those at the end are left out, as stock leaves them out.
+    A sampler may repeat images so that all processes get the same number. These surplus images
+    at the end are excluded, as in stock.
 
     Args:
-        args: Those of `IoUMetric`.
-        kwargs: Likewise.
+        args: Arguments of `IoUMetric`.
+        kwargs: Keyword arguments of `IoUMetric`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class StreamingIoUMetric(IoUMetric):
         self._last: torch.Tensor | None = None
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Count the pixels of each sample; nothing here waits for the device."""
+        """Count the pixels of each sample, without synchronization."""
         super().process(data_batch, data_samples)
         for areas in self.results:
             if self._last is not None:
@@ -54,19 +54,24 @@ class StreamingIoUMetric(IoUMetric):
         self.results.clear()
 
     def evaluate(self, size: int) -> dict:
-        # One item a process; stock warns where there is none at all.
+        # One item a process, and none without images: stock warns of that.
         if self._last is not None:
             total = torch.zeros_like(self._last) if self._sum is None else self._sum
             self.results.append((self._count, total.cpu(), self._last.cpu()))
         elif get_world_size() > 1 and not self.format_only:
-            self.results.append((0, None, None))  # items are taken in turn, one of each
+            self.results.append((0, None, None))  # gathered items alternate between processes
         self._size = size
         self._reset()
-        # Stock leaves items out beyond `size`, but these are no images.
+        # Stock drops items beyond `size`, but here an item is not an image.
         return super().evaluate(max(size, get_world_size()))
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics of the sums (images, sum without the last, last) of all processes."""
+        """Compute the metrics.
+
+        Args:
+            results: An item for each process: its number of images, their sum without the last
+                image, and the last image.
+        """
         parts = [part for part in results if part[0]]
         padding = self._padding([count for count, _, _ in parts])
         return super().compute_metrics(
@@ -77,15 +82,18 @@ class StreamingIoUMetric(IoUMetric):
         self._count, self._sum, self._last = 0, None, None
 
     def _padding(self, counts: list[int]) -> set[int]:
-        """Parts whose last image is one too many; processes had them in turn."""
+        """Return the indices of the parts whose last image is a surplus one.
+
+        A sampler deals images out to processes in turn, so surplus images are the last turns.
+        """
         excess = max(0, sum(counts) - self._size)
         turns = [(turn, i) for i, n in enumerate(counts) for turn in range(max(0, n - excess), n)]
         padding = {i for _, i in sorted(turns, reverse=True)[:excess]}
         if len(padding) < excess:
             print_log(
-                f'StreamingIoUMetric: {sum(counts)} images were evaluated, the data set has '
-                f'{self._size}; {excess - len(padding)} too many are counted, since only the last '
-                'one of each process can be left out',
+                f'StreamingIoUMetric: {sum(counts)} images were evaluated, but the dataset has '
+                f'{self._size}; {excess - len(padding)} surplus images are counted, because only '
+                'the last image of each process can be excluded',
                 logger='current',
                 level=logging.WARNING,
             )
@@ -95,24 +103,24 @@ class StreamingIoUMetric(IoUMetric):
     def intersect_and_union(
         pred_label: torch.Tensor, label: torch.Tensor, num_classes: int, ignore_index: int
     ) -> tuple[torch.Tensor, ...]:
-        """Pixels by class, as stock has them, but whole numbers, and on the device.
+        """Count pixels by class as stock does, but as integers on the device.
 
-        Stock takes ignored pixels out by a mask. How many are left, the host has to know before
-        it can go on; here they go into no bin.
+        Stock removes ignored pixels by a mask, so the host has to wait for the size of the
+        result. Here ignored pixels are counted in no bin.
 
         Args:
             pred_label: Predicted classes, (H, W).
             label: True classes, (H, W).
-            num_classes: How many there are.
-            ignore_index: The class that does not count.
+            num_classes: Number of classes.
+            ignore_index: Class that is not counted.
 
         Returns:
-            Those of the intersection, of the union, predicted ones and true ones.
+            Numbers of pixels by class: of the intersection, of the union, predicted, and true.
         """
         valid = label != ignore_index
 
         def count(classes: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-            # Classes in the middles of bins: a bincount would wait to know the largest.
+            # Classes are centers of bins; `bincount` would synchronize to know the largest class.
             values = torch.where(where, classes.float(), -1.0)
             return values.histc(num_classes, -0.5, num_classes - 0.5).long()
 

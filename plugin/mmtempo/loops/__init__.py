@@ -1,4 +1,4 @@
-"""Loops that own a prefetching loader: the seam in a config's train_cfg, val_cfg and test_cfg."""
+"""Loops with a prefetching dataloader, for `train_cfg`, `val_cfg` and `test_cfg`."""
 
 from .prefetch_epoch_based_train_loop import PrefetchEpochBasedTrainLoop
 from .prefetch_iter_based_train_loop import PrefetchIterBasedTrainLoop

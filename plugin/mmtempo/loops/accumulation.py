@@ -1,4 +1,4 @@
-"""Iterations of several batches that make one update, for who accumulates gradients.
+"""Iterations of several batches that make one update, for gradient accumulation.
 
 ::
 
@@ -8,8 +8,8 @@
     count='updates'      batch, batch, batch, step   | batch, batch, batch, step
     iteration                        1               |             2
 
-Then all that counts iterations counts updates: schedules, averages, the log, checkpoints,
-evaluations. No hook has to know of it.
+With `count='updates'` everything that counts iterations counts updates: schedules, weight
+averages, the log, checkpoints and evaluations. No hook needs to know about accumulation.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import torch
 from mmengine.optim import OptimWrapper
 
 from mmtempo.loaders import PrefetchDataLoader
+from mmtempo.utils.checks import is_whole
 
 COUNTS = ('iterations', 'updates')
 INSTEAD = "or use train_cfg.count='iterations'"
 
 
 def batches_per_iteration(runner: Any, count: str) -> int:
-    """How many batches an iteration has, as `train_cfg.count` and the optimizer wrapper say."""
+    """Return the number of batches of an iteration, from `train_cfg.count` and the wrapper."""
     if count not in COUNTS:
         raise ValueError(f"train_cfg.count must be 'iterations' or 'updates', found {count!r}")
     if count == 'iterations':
@@ -37,7 +38,7 @@ def batches_per_iteration(runner: Any, count: str) -> int:
     if isinstance(wrapper, OptimWrapper):
         return getattr(wrapper, '_accumulative_counts', 1)
     counts = wrapper.get('accumulative_counts', 1)
-    if not isinstance(counts, int) or isinstance(counts, bool) or counts < 1:
+    if not is_whole(counts):
         raise ValueError(
             'optim_wrapper.accumulative_counts must be a whole number of at least 1, '
             f'found {counts!r}'
@@ -45,8 +46,8 @@ def batches_per_iteration(runner: Any, count: str) -> int:
     return counts
 
 
-def counted(loader: Any, batches: int) -> Any:
-    """The loader, with its length in iterations of so many batches."""
+def wrap_loader(loader: Any, batches: int) -> Any:
+    """Return the dataloader with its length in iterations of `batches` batches each."""
     if batches == 1:
         return loader
     if not isinstance(loader, PrefetchDataLoader):
@@ -57,19 +58,22 @@ def counted(loader: Any, batches: int) -> Any:
     return UpdateLoader(loader, batches)
 
 
-def uncounted(loader: Any) -> Any:
-    """Return the loader that `counted` was given."""
+def unwrap_loader(loader: Any) -> Any:
+    """Return the dataloader that was passed to `wrap_loader`."""
     return vars(loader)['_loader'] if isinstance(loader, UpdateLoader) else loader
 
 
 def check_wrapper(wrapper: Any, count: str, batches: int) -> None:
-    """Before the training, when it is built: whether it can be told what makes an update."""
+    """Raise ValueError if the optimizer wrapper cannot take announced batches.
+
+    Call it when the training starts: only then is the wrapper built.
+    """
     if count == 'iterations':
         return
     if hasattr(wrapper, 'optim_wrappers'):
         raise ValueError(
-            "train_cfg.count='updates' is for one optimizer, found optim_wrapper with "
-            f'{", ".join(wrapper.optim_wrappers)}, each of which has updates of its own; use '
+            "train_cfg.count='updates' supports one optimizer, found an optim_wrapper with "
+            f'{", ".join(wrapper.optim_wrappers)}, which are updated independently; use '
             "train_cfg.count='iterations'"
         )
     if batches > 1 and not hasattr(wrapper, 'begin_update'):
@@ -80,14 +84,14 @@ def check_wrapper(wrapper: Any, count: str, batches: int) -> None:
 
 
 class UpdateLoader:
-    """A loader whose length is counted in updates; all else is the loader's own.
+    """A dataloader whose length is in updates; it delegates everything else.
 
-    Who asks a loader for its length wants the iterations of an epoch: the log, schedules by
-    epoch, hooks that look for its end.
+    The log, schedules by epoch and hooks that look for the end of an epoch take the length of
+    the dataloader as the iterations of an epoch.
 
     Args:
-        loader: The loader.
-        batches: Of an update.
+        loader: The dataloader.
+        batches: Number of batches of an update.
     """
 
     def __init__(self, loader: Any, batches: int) -> None:
@@ -100,7 +104,7 @@ class UpdateLoader:
         return iter(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ('_loader', '_batches'):  # not yet, while it is copied
+        if name in ('_loader', '_batches'):  # a copy has no attributes yet: no endless recursion
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -109,10 +113,10 @@ class UpdateLoader:
 
 
 class LogMeans:
-    """Means of what several steps returned for the log, on the device that it is on.
+    """Means of the values that several steps returned for the log, kept on their device.
 
-    They are over all samples. What some steps did not return is a mean over the others; what is
-    no number is that of the last step.
+    A mean is over all samples of the steps that returned the value. Of values that are not
+    numbers, the last one is kept.
     """
 
     def __init__(self) -> None:
@@ -120,27 +124,27 @@ class LogMeans:
         self._samples: dict[str, int] = {}
 
     def add(self, values: dict[str, Any] | None, samples: int) -> None:
-        """What the step of a batch returned.
+        """Add the values of one batch.
 
         Args:
-            values: By name.
-            samples: Of the batch.
+            values: Values by name, as the step returned them.
+            samples: Number of samples of the batch.
         """
         for key, value in (values or {}).items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
-                # A sum in half precision would be another; and no graph is to be kept alive.
+                # Detached, so that no graph stays alive; half precision would round the sum.
                 value = value.detach()
                 value = value if value.dtype == torch.float64 else value.float()
             elif not isinstance(value, Number):
                 self._totals[key], self._samples[key] = value, 0
                 continue
-            known = self._samples.get(key, 0)
+            previous = self._samples.get(key, 0)
             total = value * samples
-            self._totals[key] = self._totals[key] + total if known else total
-            self._samples[key] = known + samples
+            self._totals[key] = self._totals[key] + total if previous else total
+            self._samples[key] = previous + samples
 
     def take(self) -> dict[str, Any]:
-        """By name, in the order in which they came."""
+        """Return the means by name, in the order in which the names first came."""
         return {
             key: total / self._samples[key] if self._samples[key] else total
             for key, total in self._totals.items()

@@ -1,49 +1,50 @@
-"""How the batches of a model are brought to its device ahead of their turn."""
+"""Transfer of batches to the device of the model before their step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from mmengine.model import BaseDataPreprocessor, BaseTTAModel, is_model_wrapper
-from mmengine.structures import BaseDataElement
+from mmengine.model import BaseDataPreprocessor, BaseTTAModel
 
 from mmtempo.device.prepared_batch import PreparedBatch
-from mmtempo.device.streams import WITHOUT_PINNING, to_device
+from mmtempo.device.streams import WITHOUT_PINNING
+from mmtempo.models.data_transfer import DataTransfer
+from mmtempo.utils.modules import layers_of
 
-_served: WeakSet[torch.nn.Module] = WeakSet()
+_hooked: WeakSet[torch.nn.Module] = WeakSet()
 
 
 class BatchStage:
-    """Starts bringing batches to the device of a preprocessor; to be called on a side stream.
+    """A callable that starts the transfer of a batch to the preprocessor's device.
 
-    ::
+    Call it on a side stream; it does not synchronize with the device::
 
         batch --> PreparedBatch: the same keys, as the loader made them, for hooks and metrics
-                  + what the model's step gets to see instead
+                  + what the model's step gets instead
 
-    A preprocessor with a method `prepare_ahead(data, training)` beside its `forward`, as
-    `BEVDataPreprocessor` and `SparseSegDataPreProcessor` have, is done with its work then.
-    For any other one the tensors are moved, so that it finds nothing left to copy; it is given
-    them by a forward pre-hook, and works as always.
+    A preprocessor that has a method `prepare_ahead(data, training)` in addition to `forward`, as
+    `BEVDataPreprocessor` and `SparseSegDataPreProcessor` have, does all of its work here. For
+    any other preprocessor only the tensors are moved: a forward pre-hook passes them to its
+    `forward`, which works as always and finds nothing left to copy.
 
     Args:
-        preprocessor: Of the model.
+        preprocessor: The data preprocessor of the model.
         training: Whether batches are for training, or for validation and testing.
     """
 
     def __init__(self, preprocessor: BaseDataPreprocessor, training: bool) -> None:
         self._preprocessor, self._training = preprocessor, training
         self._prepares = _prepares_ahead(type(preprocessor))
-        if not self._prepares and preprocessor not in _served:
-            _served.add(preprocessor)
-            preprocessor.register_forward_pre_hook(_hand_over)
+        self._transfer = DataTransfer(self.device)
+        if not self._prepares and preprocessor not in _hooked:
+            _hooked.add(preprocessor)
+            preprocessor.register_forward_pre_hook(_replace_by_moved)
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
+        """Device that batches are moved to."""
         return torch.device(self._preprocessor.device)
 
     def __call__(self, batch: Any) -> Any:
@@ -52,23 +53,21 @@ class BatchStage:
         if self._prepares:
             ready = self._preprocessor.prepare_ahead(batch, self._training)
             return PreparedBatch(batch, ready, self._training)
-        return PreparedBatch(batch, move(batch, self.device))
+        return PreparedBatch(batch, self._transfer.cast_data(batch))
 
 
 def stage_for(model: torch.nn.Module, training: bool) -> BatchStage | None:
-    """What brings batches to the model's device ahead; None where there is nothing to gain.
+    """Return the stage that moves batches to the model's device, or None if it gains nothing.
 
-    That is on the CPU and where there are no asynchronous copies, for models that take batches
-    apart themselves, as in test-time augmentation, and for those without a preprocessor of
-    mmengine's kind.
+    It gains nothing on the CPU and on devices without asynchronous copies, for models that take
+    batches apart themselves, as in test-time augmentation, and for models without a
+    preprocessor of mmengine's kind.
 
     Args:
-        model: Which may be wrapped, for distributed training.
+        model: The model; it may be wrapped for distributed training.
         training: Whether batches are for training, or for validation and testing.
     """
-    inner: Any = model
-    while is_model_wrapper(inner):
-        inner = inner.module
+    inner: Any = layers_of(model)[-1]
     preprocessor = getattr(inner, 'data_preprocessor', None)
     if isinstance(inner, BaseTTAModel) or not isinstance(preprocessor, BaseDataPreprocessor):
         return None
@@ -77,35 +76,17 @@ def stage_for(model: torch.nn.Module, training: bool) -> BatchStage | None:
     return BatchStage(preprocessor, training)
 
 
-def move(data: Any, device: torch.device) -> Any:
-    """Tensors, however nested, to a device without waiting; the rest is as mmengine leaves it."""
-    if isinstance(data, torch.Tensor):
-        return to_device(data, device)
-    if isinstance(data, BaseDataElement):
-        moved = data.new()
-        for key, value in data.items():
-            if isinstance(value, (torch.Tensor, BaseDataElement)):
-                moved.set_data({key: move(value, device)})
-            elif hasattr(value, 'to'):
-                moved.set_data({key: value.to(device, non_blocking=True)})
-        return moved
-    if isinstance(data, Mapping):
-        return {key: move(data[key], device) for key in data}
-    if isinstance(data, tuple) and hasattr(data, '_fields'):
-        return type(data)(*(move(item, device) for item in data))
-    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
-        return type(data)(move(item, device) for item in data)  # type: ignore[call-arg]
-    return data
-
-
 def _prepares_ahead(kind: type) -> bool:
-    """Whether its `forward` knows of prepared batches, and not only one that it has replaced."""
+    """Return whether the class that defines `forward` also defines `prepare_ahead`.
+
+    A subclass that overrides `forward` alone need not know about prepared batches.
+    """
     owner = next(cls for cls in kind.__mro__ if 'forward' in vars(cls))
     return 'prepare_ahead' in vars(owner)
 
 
-def _hand_over(preprocessor: torch.nn.Module, args: tuple) -> tuple | None:
-    """Replace the batch by the moved one; None leaves it as it is."""
+def _replace_by_moved(preprocessor: torch.nn.Module, args: tuple) -> tuple | None:
+    """Replace a prepared batch by its moved tensors; return None to leave the arguments."""
     if not args or not isinstance(args[0], PreparedBatch):
         return None
     moved = args[0].take()

@@ -1,4 +1,4 @@
-"""Evaluations over a few samples, always the same ones, between those over all."""
+"""Evaluations on a fixed subset of the samples, between evaluations on all of them."""
 
 from __future__ import annotations
 
@@ -14,43 +14,47 @@ from mmengine.runner import BaseLoop
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from mmtempo.loaders import PrefetchDataLoader
+from mmtempo.utils.checks import is_whole
+from mmtempo.utils.units import ordinal
 
 PREFIX = 'subset/'
-# They decide by a score, which that of a subset is not: which weights are best, when to stop,
-# when the learning rate drops.
+# Hooks that decide by a score (best weights, early stop, drop of the learning rate): the score
+# of a subset is not comparable with that of all samples.
 JUDGES = (CheckpointHook, EarlyStoppingHook, ParamSchedulerHook)
 
 
 class SubsetSampler(DefaultSampler):
-    """Some samples of a data set, spread over the processes as mmengine's sampler spreads all.
+    """A sampler of given samples, split among processes as mmengine's sampler splits all.
 
     Args:
-        indices: Of the samples.
-        round_up: Whether all processes get equally many. Defaults to True.
+        indices: Indices of the samples.
+        round_up: Whether to repeat samples so that all processes get the same number.
+            Defaults to True.
     """
 
     def __init__(self, indices: Sequence[int], round_up: bool = True) -> None:
         super().__init__(indices, shuffle=False, seed=0, round_up=round_up)
 
     def __iter__(self) -> Iterator[int]:
-        return (self.dataset[place] for place in super().__iter__())
+        return (self.dataset[position] for position in super().__iter__())
 
 
 class EvaluationSubset:
-    """Which evaluations of a training are over a few samples, and which samples these are.
+    """The choice of evaluations that use a subset, and of the samples of that subset.
 
     ::
 
         evaluation      1        2        3        4       5     ...   the last
         full_interval=4 subset   subset   subset   full    subset      full
 
-    Both are functions of the iteration and the seed: there is nothing to be kept for a resume.
+    Both are functions of the iteration and the seed, so that a checkpoint needs no state of it.
 
     Args:
-        runner: Of the training.
-        loader: Of the evaluation.
-        samples: How many samples, or which share of them.
-        full_interval: Every so many evaluations one is over all samples; None: the last one.
+        runner: The runner of the training.
+        loader: The dataloader of the evaluation.
+        samples: Size of the subset, as a number of samples (int) or a share of all (float).
+        full_interval: Interval, in evaluations, of the evaluations on all samples; None: only
+            the last one is.
     """
 
     def __init__(
@@ -62,20 +66,21 @@ class EvaluationSubset:
         share = isinstance(samples, float)
         self.size = min(total, max(1, round(samples * total)) if share else int(samples))
         self._indices: list[int] = []
-        often = f'one in {full_interval} and the last are' if full_interval else 'the last is'
+        full = f'every {ordinal(full_interval)} and the last' if full_interval else 'the last one'
         if self.size < total:
             runner.logger.info(
-                f'Evaluations are over {self.size} of {total} samples (val_cfg.subset), {often} '
-                f'over all; metrics of the {self.size} are logged as {PREFIX}<name>'
+                f'val_cfg.subset: evaluations use {self.size} of {total} samples, {full} all; '
+                f'metrics of the subset are logged as {PREFIX}<name>'
             )
         else:
             runner.logger.warning(
-                f'val_cfg.subset={samples} has no effect: val_dataloader has {total} samples.'
+                f'val_cfg.subset={samples} has no effect: val_dataloader has {total} samples; '
+                'set a smaller number, or remove it'
             )
 
     def is_full(self, runner: Any) -> bool:
-        """Whether the evaluation that is due now is over all samples."""
-        loop = runner._train_loop  # the property would build it, for one who only evaluates
+        """Return whether the evaluation that is due now uses all samples."""
+        loop = runner._train_loop  # the property would build the loop in a run without training
         if not isinstance(loop, BaseLoop) or self.size == len(self._loader.dataset):
             return True
         by_epoch = hasattr(loop, 'run_epoch')
@@ -85,18 +90,24 @@ class EvaluationSubset:
         return evaluations_until(done, loop) % self._full_interval == 0
 
     def indices(self, runner: Any) -> list[int]:
-        """The samples, in the order of the data set; drawn once, when a resume has its seed."""
+        """Return the sorted indices of the subset.
+
+        They are drawn at the first evaluation, when a resumed run has its seed, and only once.
+        """
         if not self._indices:
             seed = [runner.seed]
-            broadcast_object_list(seed)  # each process may have one of its own
+            broadcast_object_list(seed)  # with `diff_rank_seed` processes have different seeds
             generator = torch.Generator().manual_seed(seed[0])
             drawn = torch.randperm(len(self._loader.dataset), generator=generator)
             self._indices = sorted(drawn[: self.size].tolist())
         return self._indices
 
     @contextlib.contextmanager
-    def given(self, runner: Any) -> Iterator[None]:
-        """Have the loader give these samples only; its workers know no samplers."""
+    def limit_loader(self, runner: Any) -> Iterator[None]:
+        """Have the dataloader yield the subset only, within this context.
+
+        Its workers need no restart: the sampler runs in the main process.
+        """
         loader = self._loader
         whole = loader.sampler, loader.batch_sampler
         sampler = SubsetSampler(self.indices(runner), getattr(whole[0], 'round_up', True))
@@ -109,25 +120,24 @@ class EvaluationSubset:
 
 
 def check_subset(subset: Any, full_interval: Any) -> None:
-    """Before anything is built."""
-    share = isinstance(subset, float) and 0 < subset < 1
-    number = isinstance(subset, int) and not isinstance(subset, bool) and subset > 0
-    if subset is not None and not share and not number:
+    """Raise ValueError for bad options; needs nothing that is built."""
+    is_share = isinstance(subset, float) and 0 < subset < 1
+    if subset is not None and not is_share and not is_whole(subset):
         raise ValueError(
             'val_cfg.subset must be a number of samples (500), or a share of them between 0 and 1 '
             f'(0.1), found {subset!r}'
         )
     if full_interval is None:
         return
-    if isinstance(full_interval, bool) or not isinstance(full_interval, int) or full_interval < 1:
+    if not is_whole(full_interval):
         raise ValueError(
-            'val_cfg.full_interval must be a whole number of at least 1: every so many evaluations '
-            f'one is over all samples; found {full_interval!r}'
+            'val_cfg.full_interval must be a whole number of at least 1, the interval of '
+            f'evaluations on all samples, found {full_interval!r}'
         )
     if subset is None:
         raise ValueError(
             f'val_cfg.full_interval={full_interval} needs val_cfg.subset, the number of samples of '
-            'the evaluations in between'
+            'the other evaluations, found None; set it, or remove full_interval'
         )
 
 
@@ -137,44 +147,44 @@ def _check_loader(loader: Any) -> None:
             'val_cfg.subset needs val_dataloader as a dict, found a '
             f'{type(loader).__name__} that is built already'
         )
-    for key, part, known in (
+    for key, part, supported in (
         ('sampler', loader.sampler, (DefaultSampler, SequentialSampler)),
         ('batch_sampler', loader.batch_sampler, (BatchSampler,)),
     ):
-        if type(part) not in known:  # nobody knows which samples another one would leave out
+        if type(part) not in supported:  # any other sampler may leave samples out on purpose
             raise ValueError(
-                f'val_cfg.subset needs val_dataloader.{key} to be a {known[0].__name__}, found a '
-                f'{type(part).__name__}; change it, or leave val_cfg.subset out'
+                f'val_cfg.subset needs val_dataloader.{key} to be a {supported[0].__name__}, found '
+                f'a {type(part).__name__}; change it, or remove val_cfg.subset'
             )
 
 
 def evaluations_until(done: int, loop: Any) -> int:
-    """How many evaluations a training has had, the one that is due now included.
+    """Return the number of evaluations of a training so far, with the one that is due now.
 
     Args:
-        done: Iterations, or epochs where the loop counts these.
-        loop: Of the training.
+        done: Number of iterations, or of epochs where the loop counts epochs.
+        loop: The training loop.
     """
     count = 0
     spans = list(zip(loop.dynamic_milestones, loop.dynamic_intervals))
     for (start, interval), (end, _) in zip(spans, [*spans[1:], (done + 2, 0)]):
-        # Stock changes to an interval one before its milestone.
+        # Stock changes to an interval one iteration (epoch) before its milestone.
         first, last = max(start - 1, loop.val_begin, 1), min(end - 2, done)
         if first <= last:
             count += last // interval - (first - 1) // interval
     return count
 
 
-def tell_hooks(runner: Any, metrics: dict, is_full: bool) -> dict:
-    """Call `after_val_epoch`; returns the metrics as they are logged.
+def call_after_val_epoch(runner: Any, metrics: dict, is_full: bool) -> dict:
+    """Call `after_val_epoch` of the hooks, and return the metrics as they are logged.
 
-    The log has the last value of each metric there is: those of the other kind of evaluation
-    are old, and hidden from it.
+    The logger writes the last value of every metric that exists. Metrics of the other kind of
+    evaluation are outdated, so they are hidden from it.
 
     Args:
-        runner: Of the training.
+        runner: The runner of the training.
         metrics: Results of the evaluation.
-        is_full: Whether they are over all samples.
+        is_full: Whether the evaluation used all samples.
     """
     others = {f'val/{PREFIX}{name}' for name in metrics}
     if not is_full:
@@ -192,8 +202,9 @@ def tell_hooks(runner: Any, metrics: dict, is_full: bool) -> dict:
 
 @contextlib.contextmanager
 def _hidden(values: dict[str, Any], keys: set[str]) -> Iterator[None]:
-    apart = {key: values.pop(key) for key in list(values) if key in keys}
+    """Remove keys from a dict, within this context."""
+    removed = {key: values.pop(key) for key in list(values) if key in keys}
     try:
         yield
     finally:
-        values.update(apart)
+        values.update(removed)

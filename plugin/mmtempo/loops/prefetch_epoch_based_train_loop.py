@@ -1,4 +1,4 @@
-"""Trains epoch by epoch, on batches that are there before they are needed."""
+"""Train by epochs, with a prefetching dataloader."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ from mmengine.runner import EpochBasedTrainLoop
 from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
 from mmtempo.loaders import PrefetchDataLoader, StreamPosition
 
-from .accumulation import batches_per_iteration, check_wrapper, counted, uncounted
+from .accumulation import batches_per_iteration, check_wrapper, unwrap_loader, wrap_loader
 from .shared_failure import shared_failure
 from .training_batches import TrainingBatches, build, prefetch_to_device
 
 
 @LOOPS.register_module()
 class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
-    """mmengine's `EpochBasedTrainLoop` with a loader that goes on exactly where it was.
+    """mmengine's `EpochBasedTrainLoop` with a prefetching dataloader that resumes exactly.
 
-    Also within an epoch: a checkpoint of its middle is resumed there, and not at its start. The
-    next epoch's first batches are made while this one ends and is evaluated, unless the loader has
-    `persistent_workers=False`: then workers start anew with each epoch, after the hooks at
-    `before_train_epoch`, and see what these have changed in the data set. An evaluation that a
-    signal has cut off (see `AsyncCheckpointHook`) is done when the run is resumed.
+    It resumes within an epoch: training continues with the batch after the checkpoint, not at
+    the start of the epoch. The first batches of the next epoch are made while the current epoch
+    ends and is evaluated, unless the dataloader has `persistent_workers=False`: then workers
+    start anew in each epoch, after the hooks at `before_train_epoch`, and see what these have
+    changed in the dataset. An evaluation that was interrupted by a signal (see
+    `AsyncCheckpointHook`) is repeated on resume.
 
-    A loader that a hook puts into `dataloader` is used from the next epoch on. One that
-    `build_prefetch_dataloader` has built does all of this as well; any other is iterated over as
+    A dataloader that a hook assigns to `dataloader` is used from the next epoch on. A loader of
+    `build_prefetch_dataloader` has all of these properties; any other is iterated as
     `EpochBasedTrainLoop` does.
 
     Example::
 
         train_cfg = dict(type='PrefetchEpochBasedTrainLoop', max_epochs=24, val_interval=1)
 
-    Where gradients accumulate, an iteration may be an update of all of its batches, as
-    `PrefetchIterBasedTrainLoop` tells; an epoch of n batches has ceil(n / k) of them, and the
-    last one may have fewer batches.
+    With gradient accumulation, an iteration may be an update of several batches, see
+    `PrefetchIterBasedTrainLoop`. An epoch of n batches then has ceil(n / k) iterations, of which
+    the last may have fewer batches.
 
     Args:
         runner: The runner.
         dataloader: A stock dataloader dict, see `build_prefetch_dataloader`. A loader that is
             built already is used as `EpochBasedTrainLoop` does.
-        count: What an iteration is: a batch, as in stock's 'iterations', or an update, which is
-            'updates'. Defaults to 'iterations'.
-        **kwargs: As for `EpochBasedTrainLoop`.
+        count: The unit of an iteration: 'iterations', one batch as in stock, or 'updates', all
+            batches of an update. Defaults to 'iterations'.
+        **kwargs: Arguments of `EpochBasedTrainLoop`.
     """
 
     dataloader: Any
@@ -53,23 +54,23 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     ) -> None:
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
         loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, counted(loader, self.batches_per_iteration), **kwargs)
+        super().__init__(runner, wrap_loader(loader, self.batches_per_iteration), **kwargs)
         self._used: Any = None
         self._batches: TrainingBatches | None = None
         self._use(loader)
 
     @property
     def resumes_within_epoch(self) -> bool:
-        """Whether a checkpoint of the middle of an epoch is resumed there."""
+        """Whether a checkpoint saved within an epoch is resumed within it."""
         return self._batches is not None
 
     @property
     def repeats_evaluations(self) -> bool:
-        """Whether an evaluation that a signal has cut off is done on resume."""
+        """Whether an evaluation that was interrupted by a signal is repeated on resume."""
         return self._batches is not None
 
     def run(self) -> Any:
-        """Train; returns the model."""
+        """Train, and return the model."""
         check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
         with shared_failure():
             return self._run()
@@ -94,7 +95,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         return self.runner.model
 
     def run_epoch(self) -> None:
-        """Train on what is left of an epoch."""
+        """Train on the rest of the current epoch."""
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         self._adopt()
@@ -106,32 +107,33 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
             while loader.place.epoch == self._epoch:
                 batch = next(self._batches)
                 self.run_iter(self._batches.number, batch)
-            self._batches.tell()
+            self._batches.log_statistics()
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
-        """Train on one batch, or on those of one update."""
+        """Train on one batch, or on the batches of one update."""
         if self._batches is None:
             super().run_iter(idx, data_batch)
         else:
             self._batches.step(self, idx, data_batch)
 
     def _adopt(self) -> None:
-        """Use the loader that `dataloader` holds now; a hook may have put another one there."""
-        found = uncounted(self.dataloader)
-        if found is self._used:
+        """Use the dataloader that `dataloader` holds now; a hook may have replaced it."""
+        current = unwrap_loader(self.dataloader)
+        if current is self._used:
             return
         if isinstance(self._used, PrefetchDataLoader):
             self._used.close()
         self.runner.logger.info(
-            f'train_dataloader: replaced by a {type(found).__name__} in epoch {self._epoch + 1}'
+            f'train_dataloader: a hook has replaced it by a {type(current).__name__}, used from '
+            f'epoch {self._epoch + 1} on'
         )
-        self.dataloader = counted(found, self.batches_per_iteration)
-        self._use(found)
+        self.dataloader = wrap_loader(current, self.batches_per_iteration)
+        self._use(current)
         if self._batches is not None:
             self._batches.resume(lambda: StreamPosition(self._epoch))
-            prefetch_to_device(found, self.runner.model, training=True)
+            prefetch_to_device(current, self.runner.model, training=True)
 
     def _use(self, loader: Any) -> None:
         self._used, self._batches = loader, None

@@ -1,4 +1,4 @@
-"""Tests on batches that are there before they are needed."""
+"""Test with a prefetching dataloader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .training_batches import build, evaluate, prefetch_to_device
 
 @LOOPS.register_module()
 class PrefetchTestLoop(TestLoop):
-    """mmengine's `TestLoop` with a prefetching loader.
+    """mmengine's `TestLoop` with a prefetching dataloader.
 
     Example::
 
@@ -22,14 +22,14 @@ class PrefetchTestLoop(TestLoop):
         runner: The runner.
         dataloader: A stock dataloader dict, see `build_prefetch_dataloader`. A loader that is
             built already is used as `TestLoop` does.
-        **kwargs: As for `TestLoop`.
+        **kwargs: Arguments of `TestLoop`.
     """
 
     def __init__(self, runner: Any, dataloader: Any, **kwargs: Any) -> None:
         super().__init__(runner, build(runner, dataloader, 'test_dataloader'), **kwargs)
 
     def run(self) -> dict:
-        """Evaluate; returns the metrics."""
+        """Evaluate, and return the metrics."""
         prefetch_to_device(self.dataloader, self.runner.model, training=False)
         runner = self.runner
         runner.call_hook('before_test')

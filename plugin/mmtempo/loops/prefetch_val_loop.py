@@ -1,4 +1,4 @@
-"""Evaluates on batches that are there before they are needed."""
+"""Evaluate with a prefetching dataloader, on all samples or on a subset."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import ValLoop
 
-from .evaluation_subset import EvaluationSubset, check_subset, tell_hooks
+from .evaluation_subset import EvaluationSubset, call_after_val_epoch, check_subset
 from .training_batches import build, evaluate, prefetch_to_device
 
 
 @LOOPS.register_module()
 class PrefetchValLoop(ValLoop):
-    """mmengine's `ValLoop` with a prefetching loader, and evaluations over less in between.
+    """mmengine's `ValLoop` with a prefetching dataloader and evaluations on subsets.
 
-    Workers stay from one evaluation to the next, unless the loader has
-    `persistent_workers=False`.
+    Workers persist between evaluations, unless the dataloader has `persistent_workers=False`.
 
     Example::
 
         val_cfg = dict(type='PrefetchValLoop', subset=500, full_interval=4)
 
-    Then every fourth evaluation of a training, and its last one, is over all samples, and the
-    others are over 500, which are drawn once from the seed: the same in each evaluation, in all
-    processes, and after a resume. Their metrics are logged as `subset/mIoU`, and are nobody's
-    score: `save_best='mIoU'`, early stopping, and schedules that wait for a plateau know only
-    the evaluations over all. So does whoever evaluates without training.
+    Here every fourth evaluation of a training, and its last one, uses all samples. The others
+    use 500, which are drawn once from the seed: the same in each evaluation, in all processes,
+    and after a resume. Their metrics are logged as `subset/mIoU` and are used for no decision:
+    `save_best='mIoU'`, early stopping and schedules that wait for a plateau see the evaluations
+    on all samples only. Evaluation without training always uses all samples.
 
     Args:
         runner: The runner.
         dataloader: A stock dataloader dict, see `build_prefetch_dataloader`. A loader that is
             built already is used as `ValLoop` does.
-        subset: Samples of the evaluations in between, as a number or, below 1.0, as a share.
-            Defaults to None: each evaluation is over all samples.
-        full_interval: Every so many evaluations one is over all samples; with `subset` only.
-            Defaults to None: just the last one of a training is.
-        **kwargs: As for `ValLoop`.
+        subset: Size of the subset, as a number of samples (int) or a share of all below 1.0
+            (float). Defaults to None: each evaluation uses all samples.
+        full_interval: Interval, in evaluations, of those on all samples; needs `subset`.
+            Defaults to None: only the last one of a training.
+        **kwargs: Arguments of `ValLoop`.
     """
 
     def __init__(
@@ -55,17 +54,17 @@ class PrefetchValLoop(ValLoop):
             self._subset = EvaluationSubset(runner, self.dataloader, subset, full_interval)
 
     def run(self) -> dict:
-        """Evaluate; returns the metrics."""
+        """Evaluate, and return the metrics."""
         prefetch_to_device(self.dataloader, self.runner.model, training=False)
         if self._subset is None:
             return self._run(True, len(self.dataloader.dataset))
         is_full = self._subset.is_full(self.runner)
         samples = len(self.dataloader.dataset) if is_full else self._subset.size
-        with contextlib.nullcontext() if is_full else self._subset.given(self.runner):
+        with contextlib.nullcontext() if is_full else self._subset.limit_loader(self.runner):
             return self._run(is_full, samples)
 
     def _run(self, is_full: bool, samples: int) -> dict:
-        """As stock's `run`, which iterates over the loader and knows one number of samples."""
+        """Do what stock's `run` does, but for the given number of samples."""
         runner = self.runner
         runner.call_hook('before_val')
         runner.call_hook('before_val_epoch')
@@ -73,6 +72,6 @@ class PrefetchValLoop(ValLoop):
         if self._subset is None:
             runner.call_hook('after_val_epoch', metrics=metrics)
         else:
-            metrics = tell_hooks(runner, metrics, is_full)
+            metrics = call_after_val_epoch(runner, metrics, is_full)
         runner.call_hook('after_val')
         return metrics

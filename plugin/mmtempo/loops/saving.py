@@ -1,4 +1,4 @@
-"""Saves a checkpoint from within a loop that ends with an error."""
+"""Save a checkpoint from within a loop that ends with an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mmengine.hooks import CheckpointHook
 
 
 def save_state(runner: Any) -> None:
-    """Save the state after the last iteration, where the config saves checkpoints."""
+    """Save the state after the last iteration, if the run has a checkpoint hook."""
     for hook in runner.hooks:
         if isinstance(hook, CheckpointHook):
             if hasattr(hook, 'save_now'):

@@ -1,4 +1,4 @@
-"""Makes the failure of one process known to the others, which fail as a consequence."""
+"""Report the failure of one process to the others, which fail as a consequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 KEY = 'mmtempo/failure'
-# What gloo reports where a process has left without a note, as one that was killed.
+# Errors of gloo if a process has exited without posting its failure, as after a SIGKILL.
 PEER_LEFT = ('Connection closed by peer', 'Connection reset by peer', 'Broken pipe')
 
 
@@ -23,19 +23,19 @@ class FailureNote:
 
     Args:
         store: A `torch.distributed.Store`.
-        rank: Of this process.
+        rank: Rank of this process.
     """
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank
 
     def post(self, text: str) -> None:
-        """Keep this failure, unless there is one already."""
-        with contextlib.suppress(RuntimeError):  # the process that holds the store has left
+        """Store this failure, unless there is an earlier one."""
+        with contextlib.suppress(RuntimeError):  # the process that holds the store has exited
             self._store.compare_set(KEY, '', json.dumps([self._rank, text]))
 
     def of_other(self) -> tuple[int, str] | None:
-        """Return rank and text of another process's failure; None where there is none."""
+        """Return rank and text of another process's failure; None if there is none."""
         with contextlib.suppress(RuntimeError):
             if self._store.check([KEY]):
                 rank, text = json.loads(self._store.get(KEY))
@@ -44,10 +44,10 @@ class FailureNote:
 
 
 def explain(error: Exception, note: FailureNote) -> RankFailedError | None:
-    """Post an error of this process; return what to raise instead where it is a consequence.
+    """Post an error of this process; return what to raise instead if it is a consequence.
 
-    Errors of collectives are plain RuntimeErrors. One that all processes have in common needs to
-    be shown once only.
+    Errors of collectives are plain RuntimeErrors. An error that all processes have in common is
+    shown by the first of them only.
     """
     text = f'{type(error).__name__}: {error}'
     other = note.of_other()
@@ -56,8 +56,8 @@ def explain(error: Exception, note: FailureNote) -> RankFailedError | None:
         return RankFailedError(f'rank {other[0]} failed: {other[1]}')
     if other is None and is_collective and any(reason in str(error) for reason in PEER_LEFT):
         return RankFailedError(
-            'another process has left without a message (killed, as by the kernel where memory '
-            "runs out?); the launcher's output has its exit code"
+            'another process has left without a message (killed, perhaps by the kernel for lack '
+            "of memory); see its exit code in the launcher's output"
         )
     note.post(text)
     return None
@@ -65,10 +65,12 @@ def explain(error: Exception, note: FailureNote) -> RankFailedError | None:
 
 @contextlib.contextmanager
 def shared_failure() -> Iterator[None]:
-    """Within several processes, tell the others of an error, and name the process that caused it.
+    """Report an error to the other processes, or name the process that caused it.
+
+    No-op in a run of one process.
 
     Raises:
-        RankFailedError: Another process has failed, and the error here follows from that.
+        RankFailedError: If another process has failed, and the error here follows from that.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What all prefetching loops do with their loader."""
+"""The dataloader of a prefetching loop: build it, resume it, and train on its batches."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from mmtempo.loaders import (
     build_prefetch_dataloader,
 )
 from mmtempo.utils.phases import charged_to
+from mmtempo.utils.units import duration
 
 from .accumulation import LogMeans
 from .device_stage import stage_for
 from .saving import save_state
 from .step_rescue import StepRescue
 
-# In the message hub, which every checkpoint carries.
+# Key of the loader position in the message hub, which every checkpoint contains.
 PLACE = 'train_loader_place'
 
 
 def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any:
-    """The loader that a config describes; one that is built already stays what it is."""
+    """Build the dataloader of a config dict; return any other object as it is."""
     register_safe_downloads()  # loops are built before a checkpoint is loaded
     if not isinstance(dataloader, dict):
         return dataloader
@@ -45,7 +46,7 @@ def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any
 
 
 def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
-    """Have batches brought to where the model is, one ahead."""
+    """Have the dataloader move batches to the model's device, one batch ahead."""
     if not isinstance(loader, PrefetchDataLoader):
         return
     stage = stage_for(model, training)
@@ -57,13 +58,14 @@ def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
 
 
 def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dict:
-    """Run the model over all batches of an evaluation loop; returns the metrics.
+    """Run the model on all batches of an evaluation loop, and return the metrics.
 
     Args:
         loop: The loop, with its evaluator and `run_iter`.
-        losses: Where the loop collects losses of the model; not each stack does.
+        losses: The dict in which the loop collects losses of the model; it stays empty with
+            versions of mmengine that collect none.
         stage: 'val' or 'test'.
-        samples: How many samples the metrics are over.
+        samples: Number of samples that the metrics are computed over.
     """
     loop.runner.model.eval()
     losses.clear()
@@ -81,37 +83,41 @@ def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dic
 
 @functools.cache
 def _side_stream(device: torch.device) -> SideStream:
-    """One for all loops: the allocator keeps the memory of each stream for that."""
+    """Return the side stream that all loops share.
+
+    The allocator keeps the memory of each stream for that stream: another one could not reuse it.
+    """
     return SideStream(device)
 
 
 def samples_of_iteration(loop: Any) -> int | None:
-    """Of all processes; None where the loader does not say."""
+    """Return the samples of an iteration in all processes; None if the loader does not know."""
     batch = getattr(loop.dataloader, 'batch_size', None)
     return batch * getattr(loop, 'batches_per_iteration', 1) * get_world_size() if batch else None
 
 
 class TrainingBatches(Iterator):
-    """Takes batches of a training's loader, and keeps in its checkpoints how far that is.
+    """An iterator over the batches of a training, whose position is in every checkpoint.
 
-    An iteration of several batches takes each when the one before has been trained on, and ends
-    with the epoch. What ends a training within it, as a batch that does not come, loses that
-    iteration alone: weights are those of the last update. Running statistics, as of batch
-    normalisation, have seen the batches that did come.
+    In an iteration of several batches, each batch is taken after training on the previous one,
+    and the iteration ends with the epoch at the latest. A failure within the iteration, such as
+    a batch that cannot be made, loses that iteration only: weights are those of the last update.
+    Running statistics, as of batch normalization, already include the batches before the
+    failure.
 
     Args:
-        runner: Of the training.
-        loader: Of the training.
-        per_iteration: Batches of an iteration. Defaults to 1.
+        runner: The runner of the training.
+        loader: The dataloader of the training.
+        per_iteration: Number of batches of an iteration. Defaults to 1.
 
     Attributes:
-        loader: The loader.
+        loader: The dataloader.
     """
 
     def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
         self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
         loader.endless = True
-        self._told = 0
+        self._logged_batches = 0
         self._rescue = StepRescue(runner, infos=(PLACE,))
 
     def __next__(self) -> Any:
@@ -119,62 +125,69 @@ class TrainingBatches(Iterator):
             return self.loader.take()
         except LoaderError as error:
             self._runner.logger.error(str(error))
-            save_state(self._runner)  # it is whole, though no batch comes
+            save_state(self._runner)  # weights and position are those of a whole iteration
             raise
 
     @property
     def number(self) -> int:
-        """Of the iteration that begins with the batch which came last, within its epoch."""
+        """Index, within its epoch, of the iteration that begins with the last taken batch."""
         length, most = len(self.loader), self._per_iteration
         left = length - (self.loader.place.batches or length) + 1
         return -(-length // most) - -(-left // most)
 
     def resume(self, by_count: Callable[[], StreamPosition]) -> None:
-        """Go to where the checkpoint was.
+        """Move the dataloader to the position of the checkpoint.
 
         Args:
-            by_count: The place that the number of iterations tells, for a checkpoint that does
-                not say, or whose place is not of its iteration: stock's loops leave that of an
-                earlier training as it is.
+            by_count: Returns the position that the number of iterations implies. It is used if
+                the checkpoint has no position of its iteration: stock's loops keep the position
+                that an earlier training has left in the message hub.
         """
-        found = dict(self._runner.message_hub.runtime_info.get(PLACE) or {})
-        seed, iteration = found.pop('seed', None), found.pop('iter', None)
-        found.pop('per_iteration', None)
+        saved = dict(self._runner.message_hub.runtime_info.get(PLACE) or {})
+        seed, iteration = saved.pop('seed', None), saved.pop('iter', None)
+        saved.pop('per_iteration', None)
         how = ''
         if iteration == self._runner.iter:
-            place = StreamPosition(**found)
+            position = StreamPosition(**saved)
         else:
-            place, how = by_count(), ' (estimated from the iteration: no loader position is known)'
-            # What the run has restored; where each process has its own, the order has another.
+            position = by_count()
+            how = ' (estimated from the iteration; the checkpoint has no loader position for it)'
+            # The run has restored its seed. With `diff_rank_seed` that is the process's own seed,
+            # while the order of samples has one that all processes share.
             differs = self._runner._randomness_cfg.get('diff_rank_seed', False)
             seed = None if differs else self._runner.seed
-        self.loader.seek(place, seed)
-        place = self.loader.place
+        self.loader.seek(position, seed)
+        position = self.loader.place
         self._runner.logger.info(
-            f'{self.loader.name}: resuming at epoch {place.epoch + 1} after {place.samples} '
-            f'samples{how}'
+            f'{self.loader.name}: resuming at epoch {position.epoch + 1} after '
+            f'{position.samples} samples{how}'
         )
 
-    def _note(self) -> None:
-        """A checkpoint of this iteration is behind the batch that it was given."""
-        place: dict[str, Any] = self.loader.place.as_dict()
-        place.update(seed=self.loader.seed, iter=self._runner.iter + 1)
-        place.update(per_iteration=samples_of_iteration(self._runner.train_loop))
-        self._runner.message_hub.update_info(PLACE, place)
+    def _update_position(self) -> None:
+        """Put the position after the last taken batch into the message hub.
+
+        A checkpoint of this iteration must resume after that batch. Call it after the hooks at
+        `before_train_iter`: until then a signal saves the previous iteration at once, from then
+        on it is deferred to the end of this one.
+        """
+        position: dict[str, Any] = self.loader.place.as_dict()
+        position.update(seed=self.loader.seed, iter=self._runner.iter + 1)
+        position.update(per_iteration=samples_of_iteration(self._runner.train_loop))
+        self._runner.message_hub.update_info(PLACE, position)
 
     def step(self, loop: Any, number: int, batch: Any) -> None:
-        """Train one iteration, as stock's loops do; its place counts once a signal would wait.
+        """Train one iteration, as stock's loops do.
 
         Args:
-            loop: Of the training.
-            number: Of the iteration.
-            batch: Its first, or only one; hooks are given that.
+            loop: The training loop.
+            number: Index of the iteration, which hooks get as `batch_idx`.
+            batch: The first, or only, batch of the iteration; hooks get this one.
         """
         runner = self._runner
         runner.call_hook('before_train_iter', batch_idx=number, data_batch=batch)
-        self._rescue.begin()
+        self._rescue.begin()  # before the position changes: a failed step restores it
         if self._per_iteration == 1:
-            self._note()
+            self._update_position()
             outputs = self._train_step(batch)
         else:
             outputs = self._update_with(batch)
@@ -190,14 +203,14 @@ class TrainingBatches(Iterator):
             raise
 
     def _update_with(self, batch: Any) -> dict[str, Any]:
-        """Train on a batch and those that follow it, up to an update; what is to be logged."""
+        """Train on a batch and its successors up to an update; return the values to log."""
         runner, loader, means = self._runner, self.loader, LogMeans()
         usual = self._per_iteration * (loader.batch_size or self._samples)
         runner.optim_wrapper.begin_update(runner.iter, usual)
         for left in reversed(range(self._per_iteration)):
-            is_last = not left or loader.place.batches == 0  # behind the end of an epoch
+            is_last = not left or loader.place.batches == 0  # the epoch has ended
             if is_last:
-                self._note()
+                self._update_position()
             samples = self._samples
             runner.optim_wrapper.announce(samples, is_last)
             means.add(self._train_step(batch), samples)
@@ -209,19 +222,19 @@ class TrainingBatches(Iterator):
 
     @property
     def _samples(self) -> int:
-        """Of the batch that came last."""
+        """Number of samples of the last taken batch."""
         assert self.loader.delivery is not None
         return len(self.loader.delivery.samples)
 
-    def tell(self) -> None:
-        """What the loader has to say of itself, for the log."""
+    def log_statistics(self) -> None:
+        """Log how long the training waited for batches, and what the dataset reports."""
         waiting, name = self.loader.waiting, self.loader.name
-        if waiting.batches == self._told:
+        if waiting.batches == self._logged_batches:
             return
-        self._told = waiting.batches
+        self._logged_batches = waiting.batches
         lines = [
-            f'{name}: {waiting.starved} of {waiting.batches} batches were late, the training has '
-            f'waited {waiting.seconds:.1f} s for them'
+            f'{name}: {waiting.starved} of {waiting.batches} batches were late (training waited '
+            f'{duration(waiting.seconds)})'
         ]
         if hasattr(self.loader.dataset, 'describe'):
             lines.append(f'{name}: {self.loader.dataset.describe()}')

@@ -1,4 +1,4 @@
-"""Model parts that do not synchronize with the device, and changes to any model."""
+"""Model parts that do not synchronize with the device, and adaptations of any model."""
 
 from .sparse_accuracy_head import build_sparse_accuracy_head, sparse_accuracy
 from .sparse_seg_data_preprocessor import SparseSegDataPreProcessor

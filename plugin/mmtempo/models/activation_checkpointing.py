@@ -1,4 +1,4 @@
-"""Parts of a model that compute their activations again instead of keeping them."""
+"""Recompute the activations of parts of a model instead of keeping them."""
 
 from __future__ import annotations
 
@@ -20,51 +20,53 @@ STACKS = ('stages', 'layers')
 
 
 def checkpoint_module(module: nn.Module) -> Callable[[], None]:
-    """Have a module keep its inputs alone for the backward pass; returns what takes that back.
+    """Make a module keep only its inputs for the backward pass; return a function that undoes it.
 
-    Its class becomes a subclass of its own one, as torch's `parametrize` does it: module,
-    parameters, hooks and names in a state dict stay what they are. A copy, deep or pickled, is of
-    the own class again.
+    The class of the module is replaced by a subclass, as torch's `parametrize` does: module,
+    parameters, hooks and names in the state dict stay the same. A deep or pickled copy has the
+    original class.
 
-    It is torch's checkpoint without reentrance, which works under DDP also where that looks for
-    unused parameters, and with inputs that need no gradient. Batch norms update their averages
-    once, in the forward pass; inside `torch.compile` they do so twice, as with torch's own.
+    It uses torch's non-reentrant checkpoint, which supports inputs without gradient and DDP with
+    `find_unused_parameters`. Batch norms update their running statistics once, in the forward
+    pass; inside `torch.compile` they update them twice, as with torch's own.
 
     Args:
-        module: Not one that is checkpointed already; its `forward` is that of its class.
+        module: A module that is not checkpointed yet, and whose `forward` is that of its class.
     """
     own: Any = type(module)
     if issubclass(own, _Checkpointed):
         raise ValueError(f'{own.__name__} is checkpointed already')
     if 'forward' in vars(module):
         raise ValueError(
-            f'this {own.__name__} has got a forward of its own, as `activation_checkpointing` at '
-            'the top of a config gives it; use that or this'
+            f'the forward of this {own.__name__} has been replaced, as `activation_checkpointing` '
+            'at the top level of a config does; use that or ModelTuningHook, not both'
         )
-    did_itself: Any = getattr(module, 'with_cp', None)
+    with_cp: Any = getattr(module, 'with_cp', None)
     module.__class__ = _checkpointed_class(own)
-    if did_itself:
+    if with_cp:
         module.with_cp = False  # type: ignore[assignment]
 
     def undo() -> None:
         module.__class__ = own
-        if did_itself:
-            module.with_cp = did_itself
+        if with_cp:
+            module.with_cp = with_cp
 
     return undo
 
 
 def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """What is worth to be checkpointed in a model, by name; the first of these that there is.
+    """Return the modules of a model that are worth checkpointing, by name.
 
-    1. Modules whose class knows `with_cp`, as the blocks of mmseg's Swin, ResNet, MiT and HRNet;
-       the outermost ones.
-    2. The stages of the backbone, or of a backbone in it: what is in `stages` or `layers`, or
+    These are the first of the following that exist:
+
+    1. The outermost modules whose class supports `with_cp`, as the blocks of mmseg's Swin,
+       ResNet, MiT and HRNet.
+    2. The stages of the backbone, or of a backbone in it: the items of `stages` or `layers`, or
        `layer1`, `layer2`, ...
     3. Children of the backbone that have parameters.
 
     Args:
-        model: Not wrapped.
+        model: The model, without a wrapper for distributed training.
     """
     units = dict(_outermost(model, ''))
     backbone = getattr(model, 'backbone', None)
@@ -83,15 +85,15 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class _Checkpointed(nn.Module):
-    """Stands between an instance and its class."""
+    """The part of a checkpointed class that precedes the original class."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return super().forward(*args, **kwargs)
-        if not torch.compiler.is_compiling():  # which takes no contexts
-            norms = [module for module in self.modules() if _averages(module)]
+        if not torch.compiler.is_compiling():  # the compiler does not support `context_fn`
+            norms = [module for module in self.modules() if _updates_statistics(module)]
             if norms:
-                kwargs['context_fn'] = lambda: (nullcontext(), _AveragesStay(norms))
+                kwargs['context_fn'] = lambda: (nullcontext(), _FrozenStatistics(norms))
         return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -106,15 +108,16 @@ def _blank(cls: Any) -> Any:
 @functools.cache
 def _checkpointed_class(own: Any) -> Any:
     metaclass: Any = type(own)
-    about = f'{own.__name__} that keeps its inputs alone for the backward pass.'
+    about = f'{own.__name__} that keeps only its inputs for the backward pass.'
     members = dict(__module__=__name__, __doc__=about)
     return metaclass(f'Checkpointed{own.__name__}', (_Checkpointed, own), members)
 
 
-class _AveragesStay:
-    """While a part is run again, its batch norms leave their averages and counts alone.
+class _FrozenStatistics:
+    """A context in which batch norms leave their running statistics and counts unchanged.
 
-    They still see buffers to update: what autograd keeps has to be what it was.
+    It is active during the recomputation. The batch norms still update buffers there: autograd
+    must save the same tensors as in the forward pass.
     """
 
     def __init__(self, norms: list[Any]) -> None:
@@ -134,7 +137,7 @@ class _AveragesStay:
         self._before = []
 
 
-def _averages(module: nn.Module) -> bool:
+def _updates_statistics(module: nn.Module) -> bool:
     return (
         isinstance(module, _BatchNorm)
         and module.training
@@ -145,7 +148,7 @@ def _averages(module: nn.Module) -> bool:
 
 def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     own: Any = type(module)
-    if hasattr(module, 'with_cp') and _asks_with_cp(own):
+    if hasattr(module, 'with_cp') and _forward_reads_with_cp(own):
         yield name, module
         return
     for inner, child in module.named_children():
@@ -153,8 +156,8 @@ def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 @functools.cache
-def _asks_with_cp(cls: type) -> bool:
-    """Whether `forward` does; a backbone only passes it on to its blocks."""
+def _forward_reads_with_cp(cls: type) -> bool:
+    """Return whether `forward` reads `with_cp`; a backbone only passes it on to its blocks."""
     forwards = (vars(base)['forward'] for base in cls.__mro__ if 'forward' in vars(base))
     codes = (getattr(inspect.unwrap(forward), '__code__', None) for forward in forwards)
     return any(code is not None and 'with_cp' in code.co_names for code in codes)

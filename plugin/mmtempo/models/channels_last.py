@@ -1,4 +1,4 @@
-"""Convolutions with channels last, and the state of optimizers to match."""
+"""Lay out convolutions, and the state of their optimizers, with channels last."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ CHANNELS_LAST = torch.channels_last
 
 
 def take_channels_last(model: nn.Module, entrance: nn.Module) -> tuple[int, Callable[[], None]]:
-    """Lay out convolutions, and what they are given, with channels last.
+    """Lay out 2D convolutions and their inputs with channels last.
 
-    Parameters stay the same objects with the same values; other ones, as deformable convolutions
-    or embeddings of positions have them, may be viewed in ways that only one layout allows, and
-    are left alone.
+    Parameters stay the same objects with the same values. Parameters of other modules, as
+    deformable convolutions and position embeddings, may be viewed in ways that only the usual
+    layout allows, and are left unchanged.
 
     Args:
-        model: All of its 2D convolutions get the layout.
-        entrance: The part of it whose arguments get the layout, if they have four dimensions;
-            what follows hands it on.
+        model: The model whose 2D convolutions get the layout.
+        entrance: The module of the model whose arguments get the layout, if they have four
+            dimensions; later modules preserve it.
 
     Returns:
-        How many weights got it, and what takes that of the arguments back.
+        The number of weights that got the layout, and a function that stops the conversion of
+        arguments.
     """
     count = 0
     for module in model.modules():
@@ -35,10 +36,11 @@ def take_channels_last(model: nn.Module, entrance: nn.Module) -> tuple[int, Call
 
 
 def match_state(optimizer: torch.optim.Optimizer) -> int:
-    """Give an optimizer's state the layout of its parameters; how many tensors that were.
+    """Give an optimizer's state the layout of its parameters; return the number of tensors.
 
-    A state that was saved in another layout is loaded in that one. Fused optimizers go through
-    parameters and state as they lie in memory, and would mix them up, or refuse them.
+    Loading a checkpoint keeps the layout that the state was saved in. Fused optimizers process
+    parameters and state in the order of memory, so different layouts would pair wrong elements,
+    or raise an error.
     """
     count = 0
     for parameter, state in optimizer.state.items():
@@ -55,10 +57,10 @@ def match_state(optimizer: torch.optim.Optimizer) -> int:
 
 
 def in_usual_layout(state: Any) -> Any:
-    """A state dict of optimizers without channels last, for whoever loads it; a new one.
+    """Return a new state dict of optimizers, with every tensor in the usual layout.
 
     Args:
-        state: Nested dicts; tensors in it are left as they are.
+        state: The state dict, of nested dicts; it is not changed.
     """
     if type(state) is dict:
         return {key: in_usual_layout(value) for key, value in state.items()}

@@ -1,22 +1,23 @@
-"""Whether torch can compile here, and is asked to in a way that it understands."""
+"""Check the options of `torch.compile`, and whether it works on this machine."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
 import torch
 
+from mmtempo.utils.suggest import did_you_mean
+
 MODES = ('default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
 
 
 def check_compile(options: Any, key: str) -> None:
-    """TypeError or ValueError for what `torch.compile` would not take; None is fine.
+    """Raise TypeError or ValueError for options that `torch.compile` does not take.
 
     Args:
-        options: Arguments of `torch.compile`, and `modules`.
-        key: Of the config, for error messages.
+        options: Arguments of `torch.compile`, and `modules`; or None.
+        key: Config key of the options, for error messages.
     """
     if options is None:
         return
@@ -27,31 +28,32 @@ def check_compile(options: Any, key: str) -> None:
     known.remove('model')
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f'; did you mean {near[0]!r}?' if near else '.'
-            raise ValueError(f'{key} has no {name!r}{hint} Expected some of {", ".join(known)}')
+            raise ValueError(
+                f'{key}: expected keys {", ".join(known)}, found {name!r}'
+                f'{did_you_mean(name, known)}'
+            )
     mode = options.get('mode')
     if mode is not None and mode not in MODES:
         raise ValueError(f'{key}.mode must be one of {", ".join(MODES)}, found {mode!r}')
 
 
 def why_not_compiled(device: torch.device, options: dict) -> str | None:
-    """What goes wrong with compiling the smallest of functions; None if nothing does.
+    """Compile a minimal function; return the reason if that fails, None otherwise.
 
-    That takes a moment, but a compiler that is missing would else be found out in the first
-    iteration, when it is too late to do without.
+    It takes a few seconds. Without it, a missing compiler would be noticed in the first
+    iteration only, when the model has been prepared for compilation.
 
     Args:
-        device: What for.
+        device: The device to compile for.
         options: Arguments of `torch.compile`.
     """
     try:
-        torch.compile(_smallest, **options)(torch.ones(2, device=device))
-    except Exception as error:  # of dynamo, inductor, triton, a C++ compiler, the system
-        reason = ' '.join(str(error).strip().partition('\n\n')[0].split())  # then comes advice
+        torch.compile(_minimal, **options)(torch.ones(2, device=device))
+    except Exception as error:  # from dynamo, inductor, triton, a C++ compiler or the system
+        reason = ' '.join(str(error).strip().partition('\n\n')[0].split())  # without the advice
         return f'the compiler does not work here: {type(error).__name__}: {reason}'
     return None
 
 
-def _smallest(values: torch.Tensor) -> torch.Tensor:
+def _minimal(values: torch.Tensor) -> torch.Tensor:
     return values.sin() + 1

@@ -1,4 +1,4 @@
-"""mmseg's decode heads, with an accuracy that nobody has to wait for."""
+"""mmseg's decode heads, with an accuracy that is computed without synchronization."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def sparse_accuracy(
     topk: int | tuple[int, ...] = 1,
     ignore_index: int | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """mmseg's `accuracy` in per cent, counted on the device.
+    """Return mmseg's `accuracy`, in percent, counted on the device.
 
-    Stock takes what is not ignored out by a mask. How much that is, the host has to know
-    before it can go on; a sum over all pixels has one shape whatever is ignored.
+    Stock selects the pixels that are not ignored by a mask. The size of the result depends on
+    the values, so the host has to wait for it. A sum over all pixels has a fixed shape.
 
     Args:
         pred: Scores, (N, classes, ...).
         target: True classes, (N, ...).
-        topk: A prediction counts where the truth is among so many of the best; several
-            numbers give a list. Defaults to 1.
-        ignore_index: The class that does not count. Defaults to None.
+        topk: Number of best classes among which the true one must be. A tuple of numbers gives
+            a list of accuracies. Defaults to 1.
+        ignore_index: Class that is not counted. Defaults to None.
     """
     ranks = (topk,) if isinstance(topk, int) else topk
     if len(pred) == 0:
@@ -45,7 +45,7 @@ def sparse_accuracy(
             valid = target != ignore_index
             correct &= valid.unsqueeze(1)
             total = valid.sum()
-        # Where everything is ignored this makes 100 of it, as stock does.
+        # If everything is ignored the result is 100, as in stock.
         results = [
             ((correct[:, :rank].sum().float() + EPS) * (100.0 / (total + EPS))).reshape(1)
             for rank in ranks
@@ -54,9 +54,9 @@ def sparse_accuracy(
 
 
 class _SparseAccuracy(BaseDecodeHead):
-    """Stands between a head and `BaseDecodeHead`, whose `loss_by_feat` it replaces.
+    """A base class between a head and `BaseDecodeHead`, which replaces `loss_by_feat`.
 
-    So heads that call it by `super()` reach it as well.
+    Heads that call `super().loss_by_feat` reach this one as well.
     """
 
     def loss_by_feat(self, seg_logits: torch.Tensor, batch_data_samples: Sequence) -> dict:
@@ -76,38 +76,38 @@ class _SparseAccuracy(BaseDecodeHead):
         return losses
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Its class is made while running, so pickle finds it in no module."""
+        """Pickle by the original class: this one is created at run time and in no module."""
         cls = type(self)
         if '_sparse_accuracy_of' not in vars(cls):
-            return super().__reduce_ex__(protocol)  # one that somebody has made from ours
+            return super().__reduce_ex__(protocol)  # a user's subclass, which is in a module
         state = super().__reduce_ex__(protocol)[2:]
         return (_blank, (vars(cls)['_sparse_accuracy_of'],), *state)
 
 
 def _blank(head: Any) -> BaseDecodeHead:
-    """A head without parameters; pickle fills them in."""
+    """Return a head without parameters, which pickle fills in."""
     cls: Any = sparse_accuracy_class(head)
     return cls.__new__(cls)
 
 
 def why_not_sparse(head: Any) -> str | None:
-    """What keeps a head class from being built by `SparseAccuracyHead`; None if nothing does."""
+    """Return why `SparseAccuracyHead` does not support a head class; None if it does."""
     if not (isinstance(head, type) and issubclass(head, BaseDecodeHead)):
-        return "is none of mmseg's decode heads (BaseDecodeHead)"
+        return "is not one of mmseg's decode heads (BaseDecodeHead)"
     if issubclass(head, _SparseAccuracy):
-        return 'counts its accuracy without waiting already'
+        return 'counts its accuracy without synchronization already'
     for cls in head.__mro__[: head.__mro__.index(BaseDecodeHead)]:
         own = vars(cls).get('loss_by_feat')
         code = getattr(own, '__code__', None)
-        # One that calls `super().loss_by_feat` gets there.
+        # An override that calls `super().loss_by_feat` reaches ours.
         if own is not None and not (code and {'super', 'loss_by_feat'} <= set(code.co_names)):
-            return f'has a loss_by_feat of its own (in {cls.__name__})'
+            return f'overrides loss_by_feat (in {cls.__name__})'
     return None
 
 
 @cache
 def sparse_accuracy_class(head: type[BaseDecodeHead]) -> type[BaseDecodeHead]:
-    """The head's class with the other accuracy; one for each, so that types compare."""
+    """Return the subclass of a head with the other accuracy; cached, so that types compare."""
     reason = why_not_sparse(head)
     if reason is not None:
         raise ValueError(
@@ -123,24 +123,27 @@ def sparse_accuracy_class(head: type[BaseDecodeHead]) -> type[BaseDecodeHead]:
 
 @MODELS.register_module('SparseAccuracyHead')
 def build_sparse_accuracy_head(head: str | type, **kwargs: Any) -> BaseDecodeHead:
-    """A decode head of mmseg's that doesn't wait for the device to know its accuracy.
+    """Build a decode head of mmseg that computes its accuracy without synchronization.
 
-    It is an instance of the head's own class, with the same parameters under the same names,
-    and logs the same values.
+    The result is an instance of the head's class, with the same parameters under the same names,
+    and it logs the same values.
 
     Example::
 
         decode_head=dict(type='SparseAccuracyHead', head='PSPHead', in_channels=512, ...)
 
     Args:
-        head: Type of the head, as a config would name it.
-        kwargs: The head's own arguments.
+        head: Type of the head, as in a config.
+        kwargs: Arguments of the head.
     """
     cls: Any = head
     if isinstance(head, str):
-        # `get` alone does not look into the default scope.
+        # `get` alone does not search the default scope.
         with MODELS.switch_scope_and_registry(None) as registry:
             cls = registry.get(head) or MMSEG_MODELS.get(head)
         if cls is None:
-            raise KeyError(f'SparseAccuracyHead: head={head!r} is in no registry of models')
+            raise KeyError(
+                f'SparseAccuracyHead: head={head!r} is in no registry of models; check its name, '
+                'and custom_imports'
+            )
     return sparse_accuracy_class(cls)(**kwargs)

@@ -1,4 +1,4 @@
-"""mmseg's preprocessor without waits for the device."""
+"""mmseg's data preprocessor without synchronization."""
 
 from __future__ import annotations
 
@@ -8,64 +8,45 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
-from mmengine.structures import BaseDataElement
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
 from mmtempo.device.prepared_batch import take_prepared
-from mmtempo.device.streams import to_device
+
+from .data_transfer import AsyncCast
 
 MAPS = ('gt_sem_seg', 'gt_edge_map', 'gt_depth_map')
-# Those that may come packed, as bytes.
+# Maps that may be packed, as uint8.
 LABELS = MAPS[:2]
 Padding = tuple[int, int, int, int]
 
 
 @MODELS.register_module()
-class SparseSegDataPreProcessor(SegDataPreProcessor):
-    """Brings a batch to the device and prepares it there, as a whole; results are stock's.
+class SparseSegDataPreProcessor(AsyncCast, SegDataPreProcessor):
+    """A `SegDataPreProcessor` with asynchronous copies, batched operations and equal results.
 
-    Stock copies one tensor after the other and waits for each, and reverses the channels of
-    each image with a list as index, which is one more copy to wait for. Here copies are
-    asynchronous, and images of one shape are normalised and padded together.
+    Stock copies each tensor synchronously, and reverses the channels of each image by a list as
+    index, which is one more synchronous copy. Here copies are asynchronous, and images of one
+    shape are normalized and padded together.
 
     Example::
 
         model = dict(data_preprocessor=dict(type='SparseSegDataPreProcessor', ...))
 
     Args:
-        args: Those of mmseg's `SegDataPreProcessor`.
-        non_blocking: Whether copies may overlap with the device's work. Defaults to True.
-        kwargs: Those of mmseg's `SegDataPreProcessor`.
+        args: Arguments of mmseg's `SegDataPreProcessor`.
+        non_blocking: Whether copies are asynchronous. Defaults to True.
+        kwargs: Arguments of mmseg's `SegDataPreProcessor`.
     """
 
     takes_stacked_inputs = True
 
     def __init__(self, *args: Any, non_blocking: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Stock has no argument for it.
-        self._non_blocking = non_blocking
-        # The attribute has another name in each of the stacks.
+        self._non_blocking = non_blocking  # mmseg's class has no argument for it
+        # The attribute's name differs between the stacks (onedl, openmmlab).
         self._reverses_channels = getattr(self, '_channel_conversion', None) or getattr(
             self, 'channel_conversion', False
         )
-
-    def cast_data(self, data: Any) -> Any:
-        """As stock's, through pinned memory."""
-        if not self._non_blocking:
-            return super().cast_data(data)
-        if isinstance(data, torch.Tensor):
-            return to_device(data, self.device)
-        if hasattr(data, 'stacked'):  # a `SampleBatch`
-            return data.apply(self.cast_data)
-        if isinstance(data, BaseDataElement):
-            moved = data.new()
-            for key, value in data.items():
-                if isinstance(value, (torch.Tensor, BaseDataElement)):
-                    moved.set_data({key: self.cast_data(value)})
-                elif hasattr(value, 'to'):
-                    moved.set_data({key: value.to(self.device, non_blocking=True)})
-            return moved
-        return super().cast_data(data)
 
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
         result = take_prepared(data, training) or self.prepare_ahead(data, training)
@@ -75,7 +56,10 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         return result
 
     def prepare_ahead(self, data: dict, training: bool) -> dict[str, Any]:
-        """All but the batch augments, which draw random numbers in the order of the steps."""
+        """Prepare a batch before its step, on a side stream.
+
+        Batch augments are left out: they draw random numbers, in the order of the steps.
+        """
         originals, theirs = data.get('data_samples'), data['inputs']
         data = self.cast_data(data)
         images, samples = list(data['inputs']), data.get('data_samples')
@@ -83,9 +67,9 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         _unpack_labels(samples or ())
         reverse = self._reverses_channels and images[0].size(0) == 3
         if training:
-            paddings = self._place_in_training(images, samples, originals)
+            paddings = self._pad_for_training(images, samples, originals)
         else:
-            paddings = self._place_in_testing(images, samples)
+            paddings = self._pad_for_testing(images, samples)
         if len({image.shape for image in images}) == 1:
             stacked = data['inputs']
             if not isinstance(stacked, torch.Tensor):
@@ -97,15 +81,18 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
             batch = torch.stack([self._prepare(image, pad, reverse) for image, pad in each])
         return dict(inputs=batch, data_samples=samples)
 
-    def _place_in_training(
+    def _pad_for_training(
         self,
         images: Sequence[torch.Tensor],
         samples: Sequence[Any] | None,
         originals: Sequence[Any] | None,
     ) -> list[Padding]:
-        """How to pad the images; the samples are padded already."""
+        """Pad the maps of the samples, and return how to pad the images."""
         if samples is None or originals is None:
-            raise ValueError("the batch has no 'data_samples', which training needs")
+            raise ValueError(
+                "data_preprocessor: training needs 'data_samples' in the batch, found none; have "
+                'the pipeline pack them (PackSegInputs)'
+            )
         paddings = _paddings(images, self.size, self.size_divisor, 'data_preprocessor')
         for sample, original, image, padding in zip(samples, originals, images, paddings):
             pad_shape = None
@@ -113,8 +100,8 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
                 if name in sample:
                     field = getattr(sample, name)
                     values = field.data
-                    del field.data  # it may not change its shape while it is there
-                    # Where it was there already, it is the data set's own.
+                    del field.data  # PixelData refuses another shape than the present one
+                    # If it was not copied, the memory belongs to the dataset.
                     theirs = getattr(original, name).data
                     copied = (values.device, values.dtype) != (theirs.device, theirs.dtype)
                     field.data = self._pad_map(values, padding, copied)
@@ -124,15 +111,15 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
             )
         return paddings
 
-    def _place_in_testing(
+    def _pad_for_testing(
         self, images: Sequence[torch.Tensor], samples: Sequence[Any] | None
     ) -> list[Padding]:
-        """How to pad the images, which the samples know."""
+        """Set the padding in the metadata of the samples, and return it."""
         shapes = sorted({tuple(image.shape) for image in images})
         if len(shapes) > 1:
             raise ValueError(
-                f'in testing the images of a batch must have one shape, found {shapes}; '
-                'set the batch_size of the dataloader to 1, or resize them to one shape'
+                f'data_preprocessor: in testing the images of a batch must have one shape, found '
+                f'{shapes}; set batch_size=1 in the dataloader, or resize them to one shape'
             )
         if not self.test_cfg:
             return [(0, 0, 0, 0)] * len(images)
@@ -146,7 +133,7 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
         return paddings
 
     def _prepare(self, images: torch.Tensor, padding: Padding, reverse: bool) -> torch.Tensor:
-        """One image, or a batch of them."""
+        """Reverse channels of, normalize and pad one image, or a batch of images."""
         if reverse:
             images = images.flip(-3)
         images = images.float()
@@ -161,25 +148,29 @@ class SparseSegDataPreProcessor(SegDataPreProcessor):
 
 
 def _check(images: Sequence[torch.Tensor], samples: Sequence[Any] | None) -> None:
-    """Whether it is a batch; `zip` would drop what is over."""
+    """Raise ValueError unless images and samples make a batch; `zip` would truncate silently."""
     odd = sorted({tuple(image.shape) for image in images if image.dim() != 3})
     if odd:
-        raise ValueError(f'an image must have 3 dimensions, (channels, height, width), found {odd}')
+        raise ValueError(
+            'data_preprocessor: an image must have 3 dimensions, (channels, height, width), found '
+            f'{odd}'
+        )
     if samples is not None and len(samples) != len(images):
         raise ValueError(
-            f'the batch has {len(images)} images (inputs), but {len(samples)} data_samples'
+            f'data_preprocessor: the batch has {len(images)} images (inputs), but {len(samples)} '
+            'data_samples'
         )
 
 
 def _unpack_labels(samples: Sequence[Any]) -> None:
-    """Make int64 of labels that came as bytes."""
+    """Convert labels that are packed as uint8 to int64."""
     stacked = getattr(samples, 'stacked', {})
     for name in LABELS:
         together = stacked[name].long() if _is_packed(stacked.get(name)) else None
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             field = getattr(sample, name) if name in sample else None
             if field is not None and _is_packed(field.data):
-                field.data = field.data.long() if together is None else together[place]
+                field.data = field.data.long() if together is None else together[index]
 
 
 def _is_packed(values: torch.Tensor | None) -> bool:
@@ -192,7 +183,7 @@ def _paddings(
     size_divisor: int | None,
     where: str,
 ) -> list[Padding]:
-    """What each image lacks to the right and below (left and top: 0)."""
+    """Return the padding of each image, which is at its right and bottom only."""
     if (size is None) == (size_divisor is None):
         raise ValueError(
             f'{where} needs either size or size_divisor, found size={size}, '
@@ -200,7 +191,9 @@ def _paddings(
         )
     if len({tuple(image.shape[:-2]) for image in images}) > 1:
         found = sorted(tuple(image.shape) for image in images)
-        raise ValueError(f'the images of a batch differ in their channels: {found}')
+        raise ValueError(
+            f'{where}: the images of a batch must have the same number of channels, found {found}'
+        )
     if size is None:
         divisor = max(size_divisor or 1, 1)
         height, width = (

@@ -1,4 +1,4 @@
-"""Optimizer wrappers that do not wait for the device."""
+"""Optimizer wrappers that do not synchronize with the device."""
 
 from .sparse_amp_optim_wrapper import SparseAmpOptimWrapper
 from .sparse_optim_wrapper import SparseOptimWrapper

@@ -1,16 +1,18 @@
-"""Optimizer steps that a number on the device may cancel, without the host reading it.
+"""Optimizer steps that a flag on the device can cancel, without the host reading the flag.
 
-A cancelled step changes nothing: parameters, state and step counts keep every bit. Three ways:
+A cancelled step changes nothing: parameters, state and step counts keep every bit. There are
+three ways, by optimizer:
 
-- Fused optimizers of torch look at the flag in their own kernel.
-- Others whose whole state lies with the flag are copied, stepped, and each tensor is chosen
-  from before or after on the device. That costs a copy of parameters and state for the
-  time of the step, and one launch a tensor: where an optimizer has `fused`, that is cheaper.
-- Where a part of the state is on the host (the step count of Adam on CUDA), the host has to
-  read the flag, as torch's own `GradScaler` does.
+- Fused optimizers of torch read the flag in their own kernel.
+- If the whole state of an optimizer is on the device of the flag, parameters and state are
+  copied, the step is taken, and each tensor is selected from before or after on the device.
+  That costs memory for a copy of parameters and state during the step, and one kernel launch a
+  tensor: if the optimizer has `fused`, use that.
+- If a part of the state is on the host (the step count of Adam on CUDA), the host has to read
+  the flag, as torch's own `GradScaler` does.
 
-State that only comes into being during the step has the host read the flag once, afterwards.
-What cannot be undone is what an optimizer keeps outside of `state` and `param_groups`.
+If a step creates state, the host reads the flag once, after that step. What an optimizer keeps
+outside of `state` and `param_groups` cannot be undone.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """Take an optimizer step that has no effect at all where `bad`, one number, is not zero.
+    """Take an optimizer step that has no effect if `bad`, a tensor of one number, is not zero.
 
-    Arguments after the optimizer are those of its `step`, whose result is returned.
+    Arguments after the optimizer are passed to its `step`, whose result is returned.
     """
     if is_fused(optimizer):
-        before = _before_growth(optimizer)
+        before = _before_new_state(optimizer)
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         # The kernels skip at exactly 1.
         optimizer.found_inf = bad.reshape(()).bool().float()  # type: ignore[attr-defined]
@@ -41,10 +43,10 @@ def step_unless(bad: Tensor, optimizer: Optimizer, *args: Any, **kwargs: Any) ->
         finally:
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
         if before is not None:
-            before.undo_growth(bad)
+            before.undo_new_state(bad)
         return result
-    if _lies_on(bad.device, optimizer):
-        before = _Before(optimizer)
+    if _is_on(bad.device, optimizer):
+        before = _OptimizerState(optimizer)
         before.copy()
         result = optimizer.step(*args, **kwargs)
         before.undo(bad)
@@ -53,38 +55,38 @@ def step_unless(bad: Tensor, optimizer: Optimizer, *args: Any, **kwargs: Any) ->
 
 
 def decides_on_device(optimizer: Optimizer) -> bool:
-    """Whether `step_unless` needs no host, as far as the state of the optimizer tells by now."""
+    """Return whether `step_unless` needs no synchronization, judged by the state so far."""
     if is_fused(optimizer):
         return True
     devices = {param.device for group in optimizer.param_groups for param in group['params']}
-    return len(devices) == 1 and _lies_on(devices.pop(), optimizer)
+    return len(devices) == 1 and _is_on(devices.pop(), optimizer)
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether the step itself looks at `found_inf`, as torch's fused optimizers do."""
+    """Return whether the step itself reads `found_inf`, as torch's fused optimizers do."""
     return (
         getattr(optimizer, '_step_supports_amp_scaling', False)
-        # An older contract, which leaves the attribute unread.
+        # A step that takes the scaler follows an older contract, and ignores the attribute.
         and 'grad_scaler' not in inspect.signature(optimizer.step).parameters
     )
 
 
 class GuardedGradScaler(torch.amp.GradScaler):
-    """Loss scaling in which the host never reads whether an update overflowed.
+    """A gradient scaler with which the host never reads whether an update overflowed.
 
-    It takes the arguments of `torch.amp.GradScaler`, and its states are the same.
+    Its arguments and its state dict are those of `torch.amp.GradScaler`.
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         if not self.is_enabled() or not is_fused(optimizer):
             return super().step(optimizer, *args, **kwargs)
-        # A fused SGD whose first step overflows would go on with a momentum that is
-        # uninitialised memory.
-        before = _before_growth(optimizer)
+        # A fused SGD whose first step overflows leaves its new momentum uninitialized, and
+        # would use it in the next step.
+        before = _before_new_state(optimizer)
         result = super().step(optimizer, *args, **kwargs)
         found = self._found_inf_per_device(optimizer).values()
         if before is not None and found:
-            before.undo_growth(_total(found))
+            before.undo_new_state(_total(found))
         return result
 
     def _maybe_opt_step(
@@ -94,8 +96,8 @@ class GuardedGradScaler(torch.amp.GradScaler):
         return step_unless(found, optimizer, *args, **kwargs)
 
 
-class _Before:
-    """An optimizer before a step: what there is and, where it was copied, which values it has."""
+class _OptimizerState:
+    """The state of an optimizer before a step: its structure and, after `copy`, its values."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -112,9 +114,9 @@ class _Before:
             torch._foreach_copy_(self._copies, tensors)
 
     def undo(self, bad: Tensor) -> None:
-        """Take back everything where `bad` is not zero; needs the copies."""
+        """Undo the step if `bad` is not zero; needs the copies."""
         after = _values(self._optimizer)
-        if self._has_new_parts(after):
+        if self._has_changed_structure(after):
             if bad.item():
                 self._restore()
             return
@@ -123,17 +125,20 @@ class _Before:
             for key, copy in zip(self._values, self._copies):
                 torch.where(cancelled, copy, after[key], out=after[key])
 
-    def undo_growth(self, bad: Tensor) -> None:
-        """The same for a step that left alone what there was, but made new state."""
+    def undo_new_state(self, bad: Tensor) -> None:
+        """Remove the state that the step created if `bad` is not zero.
+
+        For a step that has already left existing values alone: it needs no copies.
+        """
         if _values(self._optimizer).keys() != self._values.keys() and bad.item():
             self._restore()
 
-    def _has_new_parts(self, after: dict) -> bool:
-        """Whether more happened than that tensors got new values."""
+    def _has_changed_structure(self, after: dict) -> bool:
+        """Return whether the step did more than give tensors new values."""
         groups = self._optimizer.param_groups
         return (
             after.keys() != self._values.keys()
-            or any(not _alike(value, after[key]) for key, value in self._values.items())
+            or any(not _is_like(value, after[key]) for key, value in self._values.items())
             or any(not _same_options(*pair) for pair in zip(self._groups, groups))
         )
 
@@ -152,16 +157,16 @@ class _Before:
             live.update(kept)
 
 
-def _before_growth(optimizer: Optimizer) -> _Before | None:
-    """What there is, where a step will make state for a parameter that has none yet."""
+def _before_new_state(optimizer: Optimizer) -> _OptimizerState | None:
+    """Return the present state if the next step will create state for a parameter."""
     params = (param for group in optimizer.param_groups for param in group['params'])
     if any(param.grad is not None and param not in optimizer.state for param in params):
-        return _Before(optimizer)
+        return _OptimizerState(optimizer)
     return None
 
 
 def _values(optimizer: Optimizer) -> dict[tuple[int, str], Any]:
-    """What a step may change: parameters that have a gradient, and all state."""
+    """Return what a step may change: parameters with a gradient, and all state."""
     params = (param for group in optimizer.param_groups for param in group['params'])
     values: dict[tuple[int, str], Any] = {
         (id(param), ''): param for param in params if param.grad is not None
@@ -173,9 +178,9 @@ def _values(optimizer: Optimizer) -> dict[tuple[int, str], Any]:
     return values
 
 
-def _lies_on(device: torch.device, optimizer: Optimizer) -> bool:
-    """Whether all that a step may change is plain tensors on a device."""
-    # Another optimizer inside (ZeroRedundancyOptimizer) has a state that is not seen here.
+def _is_on(device: torch.device, optimizer: Optimizer) -> bool:
+    """Return whether all that a step may change is plain tensors on the device."""
+    # The state of a nested optimizer (ZeroRedundancyOptimizer) is not visible here.
     if any(isinstance(part, Optimizer) for part in vars(optimizer).values()):
         return False
     if not all(isinstance(entry, dict) for entry in optimizer.state.values()):
@@ -184,7 +189,8 @@ def _lies_on(device: torch.device, optimizer: Optimizer) -> bool:
     return all(type(value) in PLAIN and value.device == device for value in values)
 
 
-def _alike(one: Tensor, other: Any) -> bool:
+def _is_like(one: Tensor, other: Any) -> bool:
+    """Return whether the other is a tensor of the same shape, type and device."""
     return (
         isinstance(other, torch.Tensor)
         and one.shape == other.shape
@@ -194,7 +200,10 @@ def _alike(one: Tensor, other: Any) -> bool:
 
 
 def _same_options(one: dict, other: dict) -> bool:
-    """Whether a parameter group is as it was; an option that is a tensor may not be read."""
+    """Return whether a parameter group is unchanged.
+
+    Options that are tensors are compared by identity: reading their values would synchronize.
+    """
     return one.keys() == other.keys() and all(
         value is other[name] or (not isinstance(value, torch.Tensor) and value == other[name])
         for name, value in one.items()
@@ -202,7 +211,7 @@ def _same_options(one: dict, other: dict) -> bool:
 
 
 def _total(found: Iterable[Tensor]) -> Tensor:
-    """The sum of one flag per device, on the first of them."""
+    """Return the sum of the flags of several devices, on the first of them."""
     first, *others = found
     for other in others:
         first = first + other.to(first.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Mixed precision in which the host does not ask the device whether an update overflowed."""
+"""Train in mixed precision without synchronizing to know whether an update overflowed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sparse_optim_wrapper import SparseOptimWrapper
 
 DEVICES = ('cuda', 'npu', 'mlu', 'musa', 'cpu')
 NUMBER = (float, int)
-SCALER_OPTIONS: dict[str, tuple] = {  # types, above, below, what that is
+SCALER_OPTIONS: dict[str, tuple] = {  # types, exclusive bounds, description
     'init_scale': (NUMBER, 0, math.inf, 'a positive number'),
     'growth_factor': (NUMBER, 1, math.inf, 'a number above 1'),
     'backoff_factor': (NUMBER, 0, 1, 'a number between 0 and 1'),
@@ -31,12 +31,13 @@ SCALER_OPTIONS: dict[str, tuple] = {  # types, above, below, what that is
 
 @OPTIM_WRAPPERS.register_module()
 class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
-    """`AmpOptimWrapper` that waits for nothing, and works on a CPU too.
+    """An `AmpOptimWrapper` that does not synchronize with the device, and also works on a CPU.
 
-    Only float16 is scaled: the others have the range of float32, so a scaler would cost its
-    kernels and find nothing. Checkpoints are those of `AmpOptimWrapper` all the same, in both
-    directions. Under float16, whether an update overflowed is decided on the device, for fused
-    optimizers and for others with their state there; what waits is said once.
+    Losses are scaled in float16 only: bfloat16 has the range of float32, so a scaler would cost
+    its kernels and never find an overflow. Checkpoints are interchangeable with those of
+    `AmpOptimWrapper` in both directions. In float16, the device decides whether an update
+    overflowed, for fused optimizers and for others whose state is on the device; for any other
+    optimizer a warning is logged once.
 
     Example::
 
@@ -52,24 +53,24 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
     ===================  =====================================================================
     key                  value
     ===================  =====================================================================
-    ``train/grad_norm``  norm of the gradients, unscaled and before clipping: in every update
-                         that is clipped by norm, or every `norm_interval`-th
+    ``train/grad_norm``  norm of the gradients, unscaled and before clipping: in each update
+                         that is clipped by norm, or in each `norm_interval`-th update
     ===================  =====================================================================
 
-    The watch of `SparseRuntimeInfoHook` gets, never logged: without scaling what
-    `SparseOptimWrapper` gives it; with scaling only ``watch/loss_scale``, the scale after each
-    update, since infinite gradients are normal then and such updates are left out anyway.
+    The watch of `SparseRuntimeInfoHook` gets values that are not logged. Without scaling these
+    are those of `SparseOptimWrapper`. With scaling it gets only ``watch/loss_scale``, the scale
+    after each update: infinite gradients are normal then, and the scaler skips such updates.
 
     Args:
-        loss_scale: 'dynamic', a number for a fixed scale, or arguments of `GradScaler`. Only
-            float16 has use for it. Defaults to 'dynamic'.
-        dtype: What autocast computes in: 'float16', 'bfloat16', 'float32', 'float64' or the
-            torch.dtype; None is the default of autocast, which is float16 on CUDA and bfloat16
-            on a CPU. Defaults to None.
-        use_fsdp: Use torch's `ShardedGradScaler`. It is used as it is: under float16 the host
-            waits in each update unless the optimizer is fused. Defaults to False.
-        norm_interval: Log the norm in every so many updates, with or without clipping; None
-            logs it as stock does. Defaults to None.
+        loss_scale: 'dynamic', a number for a fixed scale, or arguments of `GradScaler`. Used in
+            float16 only. Defaults to 'dynamic'.
+        dtype: Data type of autocast: 'float16', 'bfloat16', 'float32', 'float64' or the
+            torch.dtype. Defaults to None: the default of autocast, which is float16 on CUDA and
+            bfloat16 on a CPU.
+        use_fsdp: Whether to use torch's `ShardedGradScaler`. It is not adapted: in float16 each
+            update synchronizes unless the optimizer is fused. Defaults to False.
+        norm_interval: Interval, in updates, at which the norm is logged, with or without
+            clipping. Defaults to None: logged as in stock.
         kwargs: Further arguments of `SparseOptimWrapper`.
     """
 
@@ -86,8 +87,8 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
         self._device = get_device()
         if self._device not in DEVICES:
             raise RuntimeError(
-                f'optim_wrapper.type={type(self).__name__!r}: mmengine has mixed precision on '
-                f"{', '.join(DEVICES)}, found {self._device}; use 'SparseOptimWrapper'"
+                f'optim_wrapper.type={type(self).__name__!r}: mmengine supports mixed precision '
+                f"on {', '.join(DEVICES)}, found {self._device}; use 'SparseOptimWrapper'"
             )
         super().__init__(norm_interval=norm_interval, **kwargs)
         self._scale_update_param = (
@@ -97,7 +98,7 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
         is_half = (cast_dtype or _default_dtype(self._device)) == torch.float16
         options['enabled'] = is_half and options.get('enabled', True)
         self.loss_scaler = _build_scaler(self._device, use_fsdp, options)
-        # What a scaler that is not needed would have in a checkpoint.
+        # State of a disabled scaler, so that float16 can resume from any checkpoint.
         self._unused_scale = dict(
             scale=float(options.get('init_scale', 2.0**16)),
             growth_factor=options.get('growth_factor', 2.0),
@@ -107,7 +108,7 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
         )
 
     def step(self, **kwargs: Any) -> None:
-        """Update parameters; with scaling, not where the gradients have overflowed."""
+        """Update the parameters; with scaling, skip the update if gradients have overflowed."""
         scaler = self.loss_scaler
         if not scaler.is_enabled():
             super().step(**kwargs)
@@ -117,22 +118,22 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
             scaler.unscale_(self.optimizer)
         self._clip_grad()
         scaler.step(self.optimizer, **kwargs)
-        self._buffers, self._kept = [], []  # an overflow of gradients leaves them alone
+        self._buffers, self._kept = [], []  # not restored: an overflow leaves buffers alone
         scaler.update(self._scale_update_param)
         store = self._store()
         if store is not None:
             store.note('watch/loss_scale', scaler._get_scale_async())
-        self._say_if_it_waits()
+        self._warn_if_synchronizing()
 
     def state_dict(self) -> dict:
-        """As stock; `loss_scaler` is there, and not empty, whether or not it is in use."""
+        """Return stock's state dict, with a `loss_scaler` that is never empty."""
         state_dict = super().state_dict()
         if not self.loss_scaler.is_enabled():
             state_dict['loss_scaler'] = dict(self._unused_scale)
         return state_dict
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As stock; an empty `loss_scaler`, of a scaler that was disabled, changes nothing."""
+        """Load stock's state dict; ignore an empty `loss_scaler`, of a disabled scaler."""
         scale = state_dict.pop('loss_scaler', None)
         if scale and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scale)
@@ -142,8 +143,8 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Autocast, and no gradient exchange while gradients accumulate."""
-        # Not super(): stock's autocast takes bfloat16 alone on a CPU.
+        """Enable autocast, and disable the gradient exchange while gradients accumulate."""
+        # Not super(): stock's autocast supports only bfloat16 on a CPU.
         with SparseOptimWrapper.optim_context(self, model), self._autocast():
             yield
 
@@ -161,7 +162,7 @@ class SparseAmpOptimWrapper(SparseOptimWrapper, AmpOptimWrapper):
 
     def _total_norm(self, grads: list[Tensor]) -> Tensor:
         norm = super()._total_norm(grads)
-        # Gradients that are not clipped are unscaled within the optimizer's step only.
+        # Without clipping, gradients are unscaled only within the optimizer's step.
         if self.loss_scaler.is_enabled() and not self.clip_grad_kwargs:
             norm = norm / self.loss_scaler._get_scale_async()
         return norm
@@ -178,7 +179,7 @@ def _build_scaler(device: str, use_fsdp: bool, options: dict) -> Any:
 
 
 def _default_dtype(device: str) -> torch.dtype:
-    """What autocast computes in when it is not told."""
+    """Return the default data type of autocast."""
     if device == 'cpu':
         return torch.bfloat16
     if hasattr(torch, 'get_autocast_dtype'):  # torch 2.4
@@ -197,7 +198,7 @@ def _checked_dtype(dtype: Any) -> torch.dtype | None:
 
 
 def _scaler_options(loss_scale: Any, use_fsdp: bool) -> dict:
-    """What `loss_scale` says, as arguments of a scaler."""
+    """Return `loss_scale` as arguments of a scaler, after checking them."""
     key = 'optim_wrapper.loss_scale'
     if isinstance(loss_scale, dict):
         known = [*SCALER_OPTIONS, *(['process_group'] if use_fsdp else [])]

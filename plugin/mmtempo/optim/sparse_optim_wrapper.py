@@ -1,4 +1,4 @@
-"""Clips gradients and measures their norm without the host reading it."""
+"""Clip gradients, and measure their norm, without synchronization."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 
+from mmtempo.utils.checks import is_whole
+
 from .skippable_step import decides_on_device, step_unless
 from .update_window import UpdateWindow
 
 
 @OPTIM_WRAPPERS.register_module()
 class SparseOptimWrapper(OptimWrapper):
-    """`OptimWrapper` that waits for nothing: what it logs stays on the device until it is logged.
+    """An `OptimWrapper` that does not synchronize with the device.
 
-    That takes `SparseRuntimeInfoHook`; with the stock hook, the gradient norm is read when it
-    is logged, as stock does. The weights are those of `OptimWrapper`, bit by bit.
+    The gradient norm stays on the device until `SparseRuntimeInfoHook` logs it. With the stock
+    hook it is read in each update that logs it, as in stock. The weights equal those of
+    `OptimWrapper` bit for bit.
 
     Example::
 
@@ -37,28 +40,29 @@ class SparseOptimWrapper(OptimWrapper):
     ===================  =====================================================================
     key                  value
     ===================  =====================================================================
-    ``train/grad_norm``  norm of the gradients before clipping: in every update that is clipped
-                         by norm, or every `norm_interval`-th
+    ``train/grad_norm``  norm of the gradients before clipping: in each update that is clipped
+                         by norm, or in each `norm_interval`-th update
     ===================  =====================================================================
 
-    The watch of `SparseRuntimeInfoHook` gets ``watch/grad_norm`` in each update whose norm is
-    computed, and ``watch/skipped``, which are never logged. With its `on_nonfinite='skip'`, an
-    update whose gradient norm is not finite is left out, decided on the device, and the running
-    statistics of its batches with it. The gradients have to be the same on all ranks then, as
-    they are under DDP.
+    The watch of `SparseRuntimeInfoHook` gets ``watch/grad_norm`` in each update that computes
+    the norm, and ``watch/skipped``; neither is logged. With its `on_nonfinite='skip'`, an update
+    whose gradient norm is not finite is skipped, and the running statistics of its batches are
+    restored. That is decided on the device. The gradients must then be the same on all ranks,
+    as they are under DDP.
 
-    `clip_grad=dict(error_if_nonfinite=True)` asks torch to wait in each update.
+    `clip_grad=dict(error_if_nonfinite=True)` makes torch synchronize in each update.
 
-    With `train_cfg.count='updates'` it is the loop that says which batches make an update: its
-    gradient is the mean over all of their samples then, however many each of them has.
+    With `train_cfg.count='updates'` the loop announces the batches of an update. The gradient is
+    then the mean over all of their samples, even if the batches differ in size.
 
     Args:
-        optimizer: Updates the parameters.
-        accumulative_counts: Batches whose gradients make one update. Defaults to 1.
+        optimizer: The optimizer.
+        accumulative_counts: Number of batches whose gradients make one update. Defaults to 1.
         clip_grad: Arguments of `clip_grad_norm_`, or with type='value' of `clip_grad_value_`.
             Defaults to None.
-        norm_interval: Log the norm in every so many updates, with or without clipping; None
-            logs it as stock does. A window of the log is over that many norms. Defaults to None.
+        norm_interval: Interval, in updates, at which the norm is logged, with or without
+            clipping. A window of the log is over that many norms. Defaults to None: logged as
+            in stock.
     """
 
     # Set by SparseRuntimeInfoHook.
@@ -72,26 +76,26 @@ class SparseOptimWrapper(OptimWrapper):
         norm_interval: int | None = None,
     ) -> None:
         _check_interval(norm_interval)
-        # Not super(): under SparseAmpOptimWrapper that demands a GPU.
+        # Not super(): in SparseAmpOptimWrapper that is AmpOptimWrapper, which requires a GPU.
         OptimWrapper.__init__(self, optimizer, accumulative_counts, clip_grad)
-        # mmengine builds them of ConfigDict, which looks up a key at ten times the cost: 1.6 ms a
-        # step of AdamW with 237 groups here. After a resume they are plain with stock as well.
+        # mmengine's groups are ConfigDicts, whose lookups cost ten times those of a dict: 1.6 ms a
+        # step of AdamW with 237 groups. After a resume stock has plain dicts as well.
         optimizer.param_groups[:] = [dict(group) for group in optimizer.param_groups]
         self.norm_interval = norm_interval
-        self._window: UpdateWindow | None = None  # None where batches are counted
+        self._window: UpdateWindow | None = None  # None: updates follow from the batch count
         self._is_within = False  # resumed in the middle of an update
-        self._is_known = False  # whether deciding to skip waits
+        self._is_checked = False  # whether skipping synchronizes has been determined
         self._buffers: list[Tensor] = []
         self._kept: list[Tensor] = []
 
     def begin_update(self, number: int, samples: int) -> None:
         """Begin an update whose batches are announced, each before its step, and not counted.
 
-        What an update has left that was not completed, as where no batch came, is thrown away.
+        Gradients of an update that was not completed, because a batch failed, are discarded.
 
         Args:
-            number: Of the update, from 0.
-            samples: Of an update, as a rule.
+            number: Index of the update, from 0.
+            samples: Usual number of samples of an update.
         """
         if self._window is not None:
             self._window.check_before(number)
@@ -101,47 +105,52 @@ class SparseOptimWrapper(OptimWrapper):
         self._is_within = False
 
     def announce(self, samples: int, is_last: bool) -> None:
-        """The next batch of the update is at its turn.
+        """Announce the next batch of the update, before its step.
 
         Args:
-            samples: That it has.
+            samples: Number of samples of the batch.
             is_last: Whether it completes the update.
         """
         assert self._window is not None, 'begin_update comes first'
         self._window.announce(samples, is_last)
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
-        """As stock; that an update is resumed in its middle is said only where that is so."""
+        """Initialize the counts as stock does, but warn of a lost update only if one is lost.
+
+        Stock warns whenever the iteration is no multiple of the counts; here the warning comes
+        with the first loss, and not if batches are announced.
+        """
         self._drop_window()
         within = init_counts % self._accumulative_counts
         super().initialize_count_status(model, init_counts - within, max_counts)
         self._inner_count, self._is_within = init_counts, within > 0
 
     def should_update(self) -> bool:
-        """Whether this batch completes an update."""
+        """Return whether this batch completes an update."""
         return super().should_update() if self._window is None else self._window.is_last
 
     def should_sync(self) -> bool:
-        """Whether processes exchange their gradients behind this batch."""
+        """Return whether processes exchange gradients after this batch."""
         return super().should_sync() if self._window is None else self._window.is_last
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The share that a batch has in its update."""
+        """Scale the loss of a batch by the share of the batch in its update."""
         if self._window is not None:
             return loss / self._window.divisor()
         if self._is_within:
             self._is_within = False
             print_log(
-                f'Iteration {self._inner_count + 1} is in the middle of an update of '
-                f'{self._accumulative_counts} (optim_wrapper.accumulative_counts): the gradients '
-                "of those before were not saved. With train_cfg.count='updates' none are lost.",
+                f'optim_wrapper.accumulative_counts={self._accumulative_counts}: iteration '
+                f'{self._inner_count + 1} resumes in the middle of an update; the gradients of '
+                'its earlier batches are lost, because checkpoints do not contain gradients; set '
+                "train_cfg.count='updates' to save between updates only",
                 logger='current',
                 level=logging.WARNING,
             )
         return super().scale_loss(loss)
 
     def step(self, **kwargs: Any) -> None:
-        """Clip the gradients, then update, or skip the update on the device."""
+        """Clip the gradients and update, or skip the update by a decision on the device."""
         self._complete_window()
         norm = self._clip_grad(measure=self.skip_nonfinite)
         store = self._store()
@@ -155,11 +164,14 @@ class SparseOptimWrapper(OptimWrapper):
         self._restore_buffers(bad)
         if store is not None:
             store.note('watch/skipped', bad)
-        self._say_if_it_waits()
+        self._warn_if_synchronizing()
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """As stock; where updates may be skipped, what the forward pass changes is kept before."""
+        """Enter stock's context; copy the model's buffers first if the update may be skipped.
+
+        The copy is made once an update, before the forward pass of its first batch.
+        """
         if self.skip_nonfinite and self._inner_count % self._accumulative_counts == 0:
             self._buffers = [part for part in model.buffers() if part.is_floating_point()]
             self._kept = [part.clone() for part in self._buffers]
@@ -168,7 +180,7 @@ class SparseOptimWrapper(OptimWrapper):
 
     @torch.no_grad()
     def _complete_window(self) -> None:
-        """Make a mean over samples of the gradients, where the batches were not as usual."""
+        """Rescale the gradients to a mean over samples, if the batches were not the usual ones."""
         factor = 1.0 if self._window is None else self._window.complete()
         if factor != 1.0:
             grads = (param.grad for param in self._with_gradient())
@@ -181,17 +193,18 @@ class SparseOptimWrapper(OptimWrapper):
 
     @torch.no_grad()
     def _restore_buffers(self, bad: Tensor) -> None:
-        """Running statistics of a batch that is skipped would stay nan for good."""
+        """Restore the buffers of a skipped update: running statistics would stay NaN forever."""
         cancelled = bad.bool()
         for live, kept in zip(self._buffers, self._kept):
             torch.where(cancelled.to(live.device, non_blocking=True), kept, live, out=live)
         self._buffers, self._kept = [], []
 
     def _clip_grad(self, measure: bool = False) -> Tensor | None:
-        """Clip the gradients, and log their norm where it is due.
+        """Clip the gradients, log their norm if it is due, and return the norm before clipping.
 
-        Returns the norm from before, where it is known; `measure` asks for one that is finite
-        only where all gradients are.
+        Args:
+            measure: Whether the returned norm must be finite only if all gradients are.
+                Defaults to False: it is None if it was not computed anyway.
         """
         clips = self.clip_grad_kwargs or {}
         by_norm = bool(clips) and self.grad_name == 'grad_norm'
@@ -200,9 +213,9 @@ class SparseOptimWrapper(OptimWrapper):
         if not params:
             return None
         # A norm of order 0 or below may be finite where gradients are not.
-        is_telling = by_norm and float(clips.get('norm_type', 2)) > 0
+        is_reliable = by_norm and float(clips.get('norm_type', 2)) > 0
         norm = None
-        if (measure and not is_telling) or (is_due and not by_norm):
+        if (measure and not is_reliable) or (is_due and not by_norm):
             grads = [param.grad for param in params if param.grad is not None]
             norm = self._total_norm(grads)
         clipped = self.clip_func(params, **clips) if clips else None
@@ -217,7 +230,7 @@ class SparseOptimWrapper(OptimWrapper):
     def _is_norm_due(self, clips_by_norm: bool) -> bool:
         if self.norm_interval is None:
             return clips_by_norm
-        # By batches, which a resumed run goes on counting; the last update may have fewer.
+        # Rounded up from the batch count, which a resume continues: the last update may have fewer.
         update = -(-self._inner_count // self._accumulative_counts)
         return update % self.norm_interval == 0
 
@@ -232,24 +245,24 @@ class SparseOptimWrapper(OptimWrapper):
             store.note('train/grad_norm', norm)
 
     def _store(self) -> Any:
-        """Where values wait on the device; None where the stock hook is in use."""
+        """Return the buffer of values on the device; None with the stock runtime info hook."""
         return self.message_hub.get_info('mmtempo_scalars')
 
     def _decides_on_device(self) -> bool:
         return decides_on_device(self.optimizer)
 
-    def _say_if_it_waits(self) -> None:
-        """Once, when the first update has made the state of the optimizer."""
-        if self._is_known:
+    def _warn_if_synchronizing(self) -> None:
+        """Warn once, when the first update has created the state of the optimizer."""
+        if self._is_checked:
             return
         on_device = self._decides_on_device()
-        self._is_known = not on_device or bool(self.optimizer.state)
+        self._is_checked = not on_device or bool(self.optimizer.state)
         if not on_device:
             print_log(
-                'Whether an update is skipped because of non-finite gradients is decided on the '
-                f'host, which waits for the device in each: {type(self.optimizer).__name__} is not '
-                'fused and has state on the host. Set optim_wrapper.optimizer.fused=True, which '
-                'torch has for Adam, AdamW, SGD and Adagrad.',
+                f'optim_wrapper: {type(self.optimizer).__name__} is not fused and has state on '
+                'the host, so each update synchronizes to decide whether it is skipped for '
+                'non-finite gradients; set optim_wrapper.optimizer.fused=True, which torch has '
+                'for Adam, AdamW, SGD and Adagrad',
                 logger='current',
                 level=logging.WARNING,
             )
@@ -257,7 +270,7 @@ class SparseOptimWrapper(OptimWrapper):
 
 @torch.no_grad()
 def total_norm(grads: list[Tensor]) -> Tensor:
-    """The 2-norm of all gradients together."""
+    """Return the 2-norm of all gradients together."""
     if hasattr(torch.nn.utils, 'get_total_norm'):  # torch 2.6
         return torch.nn.utils.get_total_norm(grads)
     norms = [torch.linalg.vector_norm(grad) for grad in grads]
@@ -268,10 +281,7 @@ def total_norm(grads: list[Tensor]) -> Tensor:
 
 
 def _check_interval(interval: Any) -> None:
-    if interval is None:
+    if interval is None or is_whole(interval):
         return
-    expected = f'optim_wrapper.norm_interval: expected a positive int or None, found {interval!r}'
-    if not isinstance(interval, int) or isinstance(interval, bool):
-        raise TypeError(expected)
-    if interval < 1:
-        raise ValueError(expected)
+    error = ValueError if type(interval) is int else TypeError
+    raise error(f'optim_wrapper.norm_interval: expected a positive int or None, found {interval!r}')

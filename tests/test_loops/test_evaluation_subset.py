@@ -1,9 +1,8 @@
-"""Evaluations over a few samples between those over all, and what they cost."""
+"""Evaluations on a subset of the samples, between evaluations on all of them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,110 +12,30 @@ from typing import Any
 
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
-from mmengine.evaluator import BaseMetric
-from mmengine.hooks import Hook
-from mmengine.registry import FUNCTIONS, HOOKS, METRICS, MODELS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.runner.utils import calc_dynamic_intervals
-from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
+import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
 from mmtempo.loaders import build_prefetch_dataloader
 from mmtempo.loops.evaluation_subset import EvaluationSubset, SubsetSampler, evaluations_until
-from tests.test_loops.test_train_loops import StopAt
 from tests.testing.common import ROOT
-from tests.testing.noisy import noisy, noisy_epochs
-from tests.testing.toy import ToyDataset, ToyModel, logged, train, weights, with_evaluation
-
-__all__ = ['StopAt']
-ALL = list(range(40))
-POINTS = {tuple(point.tolist()): number for number, point in enumerate(ToyDataset().points)}
-
-
-@METRICS.register_module()
-class Fewer(BaseMetric):
-    """The fewer samples, the better; knows which they were."""
-
-    def process(self, data_batch: Any, data_samples: Any) -> None:
-        self.results += [POINTS[tuple(point.tolist())] for point in data_batch['inputs']]
-
-    def compute_metrics(self, results: list) -> dict:
-        self.samples = results
-        return dict(mIoU=100.0 - len(results), aAcc=float(sum(results)))
-
-
-@HOOKS.register_module()
-class Evaluations(Hook):
-    """Writes down each: iteration, samples, and processes that made them."""
-
-    def after_val(self, runner: Any) -> None:
-        loader = runner.val_dataloader
-        if torch.distributed.is_initialized() and torch.distributed.get_rank():
-            return
-        entry = dict(
-            iter=runner.iter,
-            samples=runner.val_evaluator.metrics[0].samples,
-            length=len(loader),
-            pids=sorted(one.pid for one in loader._pool._processes),
-        )
-        with open(f'{runner.work_dir}/evaluations', 'a') as file:
-            file.write(json.dumps(entry) + '\n')
-
-
-def evaluations(work: Path) -> list[dict]:
-    return [json.loads(line) for line in (work / 'evaluations').read_text().splitlines()]
-
-
-def kinds(work: Path) -> list[tuple[int, str]]:
-    """Iteration of each evaluation, and whether it was over all."""
-    found = []
-    for one in evaluations(work):
-        is_full = sorted(one['samples']) == ALL
-        found.append((one['iter'], 'full' if is_full else str(len(one['samples']))))
-    return found
-
-
-def evaluated(cfg: Config, workers: int = 0, **val_cfg: Any) -> Config:
-    with_evaluation(cfg)
-    cfg.val_dataloader.num_workers = workers
-    cfg.val_cfg = dict(type='PrefetchValLoop', **val_cfg)
-    cfg.val_evaluator = dict(type='Fewer')
-    cfg.custom_hooks.append(dict(type='Evaluations'))
-    return cfg
-
-
-def often(work: Path, workers: int = 0, **options: Any) -> Config:
-    """Eight evaluations in 15 iterations, the last one out of turn."""
-    cfg = noisy(work, iterations=15)
-    cfg.train_cfg.val_interval = 2
-    val_cfg = dict(subset=10, full_interval=3)
-    cfg = evaluated(cfg, workers, **val_cfg)
-    cfg.merge_from_dict(options)
-    return cfg
-
-
-OFTEN = [
-    (2, '10'),
-    (4, '10'),
-    (6, 'full'),
-    (8, '10'),
-    (10, '10'),
-    (12, 'full'),
-    (14, '10'),
-    (15, 'full'),
-]
-
-
-def of_evaluations(work: Path) -> list[dict]:
-    """What was logged of them."""
-    keys = {'mIoU', 'subset/mIoU', 'aAcc', 'subset/aAcc'}
-    return [line for line in logged(work) if keys & set(line)]
+from tests.testing.evaluated_training import (
+    OFTEN,
+    evaluated,
+    evaluations,
+    kinds,
+    of_evaluations,
+    often,
+)
+from tests.testing.noisy import noisy_epochs
+from tests.testing.toy import ToyDataset, train
+from tests.testing.two_ranks import free_port
 
 
 @pytest.mark.parametrize('stock', [False, True], ids=['sparse', 'stock'])
-def test_each_nth_and_the_last_are_over_all(stock: bool, tmp_path: Path) -> None:
+def test_each_nth_and_the_last_evaluation_use_all_samples(stock: bool, tmp_path: Path) -> None:
     cfg = often(tmp_path)
     if stock:
         cfg.default_hooks.update(
@@ -139,7 +58,7 @@ def test_each_nth_and_the_last_are_over_all(stock: bool, tmp_path: Path) -> None
             assert line == dict(mIoU=60.0, aAcc=780.0)
         else:
             assert line == {'subset/mIoU': 90.0, 'subset/aAcc': total}
-    # Nothing that was hidden from the log is lost.
+    # Metrics that were hidden from the logger are still in the hub.
     scalars = runner.message_hub.log_scalars
     assert scalars['val/mIoU'].data[0].tolist() == [60.0] * 3
     assert scalars['val/subset/mIoU'].data[0].tolist() == [90.0] * 5
@@ -150,19 +69,19 @@ def test_each_nth_and_the_last_are_over_all(stock: bool, tmp_path: Path) -> None
     assert '[20/20]' in lines[2]
 
 
-def test_epochs(tmp_path: Path) -> None:
+def test_epochs_are_counted(tmp_path: Path) -> None:
     cfg = evaluated(noisy_epochs(tmp_path, epochs=5), subset=0.1, full_interval=2)
     train(cfg)
     expected = [(7, '4'), (14, 'full'), (21, '4'), (28, 'full'), (35, 'full')]
     assert kinds(tmp_path) == expected
 
 
-def test_without_an_interval_the_last_alone(tmp_path: Path) -> None:
+def test_without_interval_only_the_last_evaluation_uses_all_samples(tmp_path: Path) -> None:
     train(often(tmp_path, **{'val_cfg.full_interval': None}))
     assert kinds(tmp_path) == [*((n, '10') for n in range(2, 15, 2)), (15, 'full')]
 
 
-def test_evaluating_alone_is_over_all(tmp_path: Path) -> None:
+def test_evaluation_without_training_uses_all_samples(tmp_path: Path) -> None:
     metrics = Runner.from_cfg(often(tmp_path)).val()
     assert metrics == dict(mIoU=60.0, aAcc=780.0)
     assert kinds(tmp_path) == [(0, 'full')]
@@ -170,21 +89,21 @@ def test_evaluating_alone_is_over_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('kind', ['CheckpointHook', 'AsyncCheckpointHook'])
 @pytest.mark.parametrize('best', ['mIoU', 'auto'])
-def test_no_best_of_a_subset(kind: str, best: str, tmp_path: Path) -> None:
+def test_best_checkpoint_is_not_chosen_by_a_subset(kind: str, best: str, tmp_path: Path) -> None:
     cfg = often(tmp_path)
     cfg.default_hooks.checkpoint.update(type=kind, interval=2, save_best=best, rule='greater')
     runner = train(cfg)
     assert runner.message_hub.get_info('best_score') == 60.0
     assert [path.name for path in tmp_path.glob('best*')] == ['best_mIoU_iter_6.pth']
-    # Saved again when it was the best: nothing is hidden from that.
+    # A checkpoint that is saved with a new best score still has all metrics.
     hub = torch.load(tmp_path / 'iter_6.pth', weights_only=False)['message_hub']
     assert set(hub['resumed_keys']) <= {*hub['log_scalars'], *hub['runtime_info']}
     assert hub['log_scalars']['val/mIoU'].current() == 60.0
     assert hub['log_scalars']['val/subset/mIoU'].current() == 90.0
 
 
-def test_nobody_else_judges_by_a_subset(tmp_path: Path) -> None:
-    """Both would end with an error where the score is missing."""
+def test_early_stopping_and_schedules_do_not_see_a_subset(tmp_path: Path) -> None:
+    """Both would raise an error for a missing score."""
     cfg = often(tmp_path)
     cfg.custom_hooks.append(
         dict(type='EarlyStoppingHook', monitor='mIoU', strict=True, patience=2, rule='greater')
@@ -193,16 +112,16 @@ def test_nobody_else_judges_by_a_subset(tmp_path: Path) -> None:
         dict(type='ReduceOnPlateauLR', monitor='mIoU', rule='greater', patience=0, factor=0.1)
     ]
     runner = train(cfg)
-    assert runner.iter == 15  # patience of two ends with the third one over all
+    assert runner.iter == 15  # with a patience of two, the third full evaluation would stop it
     assert kinds(tmp_path) == OFTEN
-    # 60 again and again: twice no better.
+    # The score is 60 three times: two evaluations without improvement.
     lr = runner.optim_wrapper.get_lr()['lr']
     assert lr == pytest.approx([0.002 * 0.1**2])
 
 
 @pytest.mark.parametrize('seed', [3, None])
-def test_is_resumed_as_if_nothing_had_been(seed: int | None, tmp_path: Path) -> None:
-    """Also where the config has no seed: the checkpoint does."""
+def test_resumed_training_has_the_same_subset(seed: int | None, tmp_path: Path) -> None:
+    """Without a seed in the config, the checkpoint has it."""
     randomness = dict(seed=seed)
     cfg = often(tmp_path, randomness=randomness)
     cfg.custom_hooks.append(dict(type='StopAt', iteration=9))
@@ -215,64 +134,7 @@ def test_is_resumed_as_if_nothing_had_been(seed: int | None, tmp_path: Path) -> 
     assert len(few) == 1
 
 
-@FUNCTIONS.register_module()
-def note_start(worker: int, folder: str) -> None:
-    """Of a worker, for a config."""
-    with open(f'{folder}/starts', 'a') as file:
-        file.write(f'{os.getpid()}\n')
-
-
-@pytest.mark.parametrize('subset', [True, False])
-def test_workers_stay_from_one_evaluation_to_the_next(subset: bool, tmp_path: Path) -> None:
-    cfg = often(tmp_path, workers=2)
-    if not subset:
-        cfg.val_cfg = dict(type='PrefetchValLoop')
-    cfg.val_dataloader.worker_init_fn = dict(type='note_start', folder=str(tmp_path))
-    train(cfg)
-    found = evaluations(tmp_path)
-    assert len(found) == 8
-    pids = found[0]['pids']
-    assert len(pids) == 2
-    assert all(one['pids'] == pids for one in found)
-    assert sorted(map(int, (tmp_path / 'starts').read_text().split())) == pids
-
-
-@MODELS.register_module()
-class WithLoss(ToyModel):
-    """Whose evaluation has a loss, too."""
-
-    def val_step(self, data: dict) -> list:
-        outputs = super().val_step(data)
-        loss = torch.stack([one['out'] for one in outputs]).mean()
-        return [*outputs, BaseDataElement(loss=dict(loss_out=loss, other=loss + 1))]
-
-
-@pytest.mark.parametrize('model', ['ToyModel', 'WithLoss'])
-def test_over_all_is_what_stock_has(model: str, tmp_path: Path) -> None:
-    found = []
-    for name, val_cfg in (
-        ('stock', dict(type='ValLoop')),
-        ('ours', dict(type='PrefetchValLoop')),
-        ('each', dict(type='PrefetchValLoop', subset=10, full_interval=1)),
-    ):
-        cfg = often(tmp_path / name)
-        cfg.custom_hooks.pop()
-        cfg.default_hooks.checkpoint.save_best = 'mIoU'
-        cfg.model.type = model
-        cfg.val_cfg = val_cfg
-        runner = train(cfg)
-        if model == 'WithLoss' and not hasattr(runner.val_loop, 'val_loss'):
-            pytest.skip('this mmengine has no loss in evaluations')
-        samples = runner.val_evaluator.metrics[0].samples
-        found.append((of_evaluations(tmp_path / name), runner.val_loop.run(), samples))
-        for key, value in weights(runner).items():
-            found[-1] += ((key, value.tolist()),)
-    assert found[0] == found[1] == found[2]
-    assert ('val_loss' in found[0][1]) == (model == 'WithLoss')
-    assert len(found[0][0]) == 8
-
-
-def test_larger_than_all(tmp_path: Path) -> None:
+def test_subset_larger_than_the_dataset_is_logged(tmp_path: Path) -> None:
     train(often(tmp_path, **{'val_cfg.subset': 41}))
     assert {kind for _, kind in kinds(tmp_path)} == {'full'}
     (log,) = tmp_path.rglob('*.log')
@@ -280,7 +142,7 @@ def test_larger_than_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('value', [0, -3, True, 1.0, 0.0, 1.5, float('nan'), '500', [5]])
-def test_bad_subset(value: Any, tmp_path: Path) -> None:
+def test_bad_subset_is_refused(value: Any, tmp_path: Path) -> None:
     cfg = often(tmp_path)
     cfg.val_cfg.subset = value
     with pytest.raises(ValueError, match='val_cfg.subset must be'):
@@ -288,20 +150,19 @@ def test_bad_subset(value: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('value', [0, -1, True, 2.0, '4'])
-def test_bad_interval(value: Any, tmp_path: Path) -> None:
+def test_bad_full_interval_is_refused(value: Any, tmp_path: Path) -> None:
     cfg = often(tmp_path)
     cfg.val_cfg.full_interval = value
     with pytest.raises(ValueError, match='val_cfg.full_interval must be'):
         Runner.from_cfg(cfg).val()
 
 
-def test_interval_of_nothing(tmp_path: Path) -> None:
+def test_full_interval_without_subset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='full_interval=3 needs val_cfg.subset'):
         Runner.from_cfg(often(tmp_path, **{'val_cfg.subset': None})).val()
 
 
-def test_samples_that_nobody_can_choose(tmp_path: Path) -> None:
-    """Of another sampler, or of a loader that is built already."""
+def test_other_samplers_and_built_loaders_are_refused(tmp_path: Path) -> None:
     cfg = often(tmp_path)
     cfg.val_dataloader.sampler = dict(type='InfiniteSampler')
     with pytest.raises(ValueError, match='val_cfg.subset needs val_dataloader.sampler'):
@@ -314,7 +175,7 @@ def test_samples_that_nobody_can_choose(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('begin', [1, 7])
 @pytest.mark.parametrize('dynamic', [None, [(20, 3), (41, 10)]])
-def test_counts_as_the_loop_evaluates(begin: int, dynamic: Any) -> None:
+def test_evaluations_until_equals_the_count_of_the_loop(begin: int, dynamic: Any) -> None:
     milestones, intervals = calc_dynamic_intervals(4, dynamic)
     loop = SimpleNamespace(
         val_begin=begin, dynamic_milestones=milestones, dynamic_intervals=intervals
@@ -329,7 +190,9 @@ def test_counts_as_the_loop_evaluates(begin: int, dynamic: Any) -> None:
 
 
 @pytest.mark.parametrize('round_up', [True, False])
-def test_spread_as_all_would_be(round_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subset_is_split_among_processes_as_in_stock(
+    round_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = [3, 5, 8, 13, 21, 34, 36]
     shares = []
     for rank in range(3):
@@ -342,14 +205,14 @@ def test_spread_as_all_would_be(round_up: bool, monkeypatch: pytest.MonkeyPatch)
     assert {one for share in shares for one in share} == set(chosen)
 
 
-def test_the_loader_is_itself_again_after_an_error() -> None:
+def test_loader_is_restored_after_an_error() -> None:
     cfg = dict(dataset=ToyDataset(), sampler=dict(type='DefaultSampler', shuffle=False))
     loader = build_prefetch_dataloader({**cfg, 'num_workers': 0, 'batch_size': 4}, seed=3)
     logger = SimpleNamespace(info=print, warning=print)
     runner: Any = SimpleNamespace(logger=logger, seed=3)
     subset = EvaluationSubset(runner, loader, 6, None)
     whole = loader.sampler, loader.batch_sampler
-    with contextlib.suppress(KeyError), subset.given(runner):
+    with contextlib.suppress(KeyError), subset.limit_loader(runner):
         assert len(loader) == 2
         next(iter(loader))
         raise KeyError
@@ -364,7 +227,7 @@ import torch
 import tests.conftest
 import mmtempo
 from tests.testing.toy import train
-from tests.test_loops.test_evaluation import often
+from tests.testing.evaluated_training import often
 torch.distributed.init_process_group('gloo')
 cfg = often(Path(sys.argv[1]), **{'val_cfg.subset': 9, 'randomness.diff_rank_seed': True})
 cfg.experiment_name = 'ranks'
@@ -376,7 +239,7 @@ os._exit(0)
 
 
 def test_two_processes_share_the_samples(tmp_path: Path) -> None:
-    """Nine of them: one would come twice, if the number of all samples was counted on."""
+    """With nine samples, one comes twice, and is not counted twice."""
     processes = [
         subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path)],
@@ -402,11 +265,3 @@ def test_two_processes_share_the_samples(tmp_path: Path) -> None:
     drawn = torch.randperm(40, generator=torch.Generator().manual_seed(3))[:9]
     few = {tuple(one['samples']) for one in found if len(one['samples']) < 40}
     assert few == {tuple(sorted(drawn.tolist()))}
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
