@@ -83,7 +83,7 @@ def test_what_lies_on_the_host_is_free_until_it_moves() -> None:
     batch['sample'].gt.data = torch.zeros(1, 3, 3)
     device = torch.device('cpu')
     with SyncCensus() as census:
-        census.is_on_host(batch)
+        census.mark_on_host(batch)
         stacked = torch.stack(batch['inputs'])
         stacked.sum().item()
         stacked[[1, 0]].tolist()

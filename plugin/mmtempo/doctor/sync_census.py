@@ -60,7 +60,7 @@ class SyncCensus:
     Example::
 
         with WaitCensus() as census:
-            census.is_on_host(batch)
+            census.mark_on_host(batch)
             train_step(batch)
         print(census.table())
 
@@ -103,15 +103,15 @@ class SyncCensus:
         """Each wait and how often, the most frequent first."""
         return Counter([*self.waits, *self.synchronised]).most_common()
 
-    def is_on_host(self, data: Any) -> None:
+    def mark_on_host(self, data: Any) -> None:
         """Declare tensors, however nested, to be on the host."""
         for leaf in tree_leaves(data):
             if isinstance(leaf, torch.Tensor):
                 self._host[leaf] = True
             elif isinstance(leaf, list):  # of a class of its own, with what it is stacked of
-                self.is_on_host([list(leaf), dict(getattr(leaf, 'stacked', {}))])
+                self.mark_on_host([list(leaf), dict(getattr(leaf, 'stacked', {}))])
             elif hasattr(leaf, 'values') and callable(leaf.values):  # mmengine's data elements
-                self.is_on_host(list(leaf.values()))
+                self.mark_on_host(list(leaf.values()))
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         return tensor in self._host if self._imagined else tensor.device.type == 'cpu'
@@ -158,7 +158,7 @@ class _Operators(TorchDispatchMode):
             self._look_at(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if on_host:
-            self.census.is_on_host(result)
+            self.census.mark_on_host(result)
         return result
 
     def _look_at(self, func: Any, args: Any, kwargs: dict) -> None:
@@ -195,7 +195,7 @@ class _Calls(TorchFunctionMode):
         if func in SUBSCRIPTS and _has_list(args[1]):
             if census.is_on_host(args[0]):
                 result = census.without_counting(func, *args, **kwargs)
-                census.is_on_host(result)
+                census.mark_on_host(result)
                 return result
             census.record('index by list', func.__name__.strip('_'))
         if func is torch.Tensor.new_tensor and not census.is_on_host(args[0]):
@@ -203,7 +203,7 @@ class _Calls(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in FROM_PYTHON and not isinstance(args[0], torch.Tensor):
             if kwargs.get('device') in (None, 'cpu'):
-                census.is_on_host(result)
+                census.mark_on_host(result)
             else:
                 census.record('blocking copy', func.__name__)
         return result
@@ -219,7 +219,7 @@ class _Calls(TorchFunctionMode):
         result = census.without_counting(func, *args, **kwargs)
         if not moves:
             if census.is_on_host(tensor):
-                census.is_on_host(result)
+                census.mark_on_host(result)
         elif census.is_on_host(tensor):
             if not non_blocking:
                 census.record('blocking copy', 'to the device')

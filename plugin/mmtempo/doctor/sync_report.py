@@ -123,7 +123,7 @@ class _Open(Hook):
         if runner.iter >= self.first and not is_last and not _logs(runner, batch_idx):
             self.census = SyncCensus()
             self.census.__enter__()
-            self.census.is_on_host(data_batch)
+            self.census.mark_on_host(data_batch)
 
     def close(self) -> None:
         if self.census is None:
