@@ -1,4 +1,4 @@
-"""What is left of a run, and what is in it, is what stock would have left and written."""
+"""Compare files, their content, hook and hub with those of `CheckpointHook`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = ['quick_text']
 BEST = dict(interval=2, save_best='acc')
 
 
-def assert_same_books(stock: Runner, ours: Runner, roots: tuple[Path, Path]) -> None:
-    """What hook and hub know of the files at the end."""
+def assert_same_state(stock: Runner, ours: Runner, roots: tuple[Path, Path]) -> None:
+    """Assert that hook and hub name the same files at the end."""
     names = (
         'last_ckpt',
         'keep_ckpt_ids',
@@ -91,11 +91,11 @@ def _strings(known: dict) -> dict:
     ],
     ids=repr,
 )
-def test_files_and_books(checkpoint: dict, files: list | None, tmp_path: Path) -> None:
+def test_files_and_state(checkpoint: dict, files: list | None, tmp_path: Path) -> None:
     roots = (tmp_path / 'stock', tmp_path / 'ours')
     stock, ours = (run(kind, root, **checkpoint) for kind, root in zip(KINDS, roots))
     assert_same_files(*roots)
-    assert_same_books(stock, ours, roots)
+    assert_same_state(stock, ours, roots)
     if files is not None:
         folder = 'out/work/' if 'out_dir' in checkpoint else 'work/'
         expected = [folder + name for name in files]
@@ -177,7 +177,9 @@ def additions(cfg: Config) -> None:
         additions,
     ],
 )
-def test_content(change: Callable, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_content_of_checkpoints(
+    change: Callable, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if change is not plain:
         request.getfixturevalue('quick_text')
     roots = (tmp_path / 'stock', tmp_path / 'ours')
@@ -200,7 +202,7 @@ def everything(cfg: Config) -> None:
 
 @pytest.mark.usefixtures('quick_text')
 @pytest.mark.parametrize('kinds', [KINDS, KINDS[::-1], KINDS[1:] * 2], ids=' then '.join)
-def test_resume_goes_on_where_the_other_stopped(kinds: tuple, tmp_path: Path) -> None:
+def test_resume_from_a_checkpoint_of_the_other_hook(kinds: tuple, tmp_path: Path) -> None:
     whole = run(KINDS[0], tmp_path / 'whole', everything, interval=6)
     run(kinds[0], tmp_path / 'first', everything, interval=6, save_best='acc')
     cfg = run_config(kinds[1], tmp_path / 'then', everything, interval=6, save_best='acc')

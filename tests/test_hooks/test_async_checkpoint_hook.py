@@ -1,4 +1,4 @@
-"""What the hook does beyond stock: saves that fail or take long, and what it leaves to stock."""
+"""Saves that fail or take long, wrong arguments, and runs that `CheckpointHook` must save."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OURS = KINDS[1]
 
 
 def train(root: Path, todo: dict | None = None, **checkpoint: Any) -> Runner:
-    """With things to do at iterations."""
+    """Train with functions that are called at iterations."""
     runner = build(OURS, root, **checkpoint)
     runner.register_hook(At(todo or {}))
     runner.train()
@@ -53,7 +53,7 @@ def train(root: Path, todo: dict | None = None, **checkpoint: Any) -> Runner:
 
 
 def obstruct(name: str) -> Callable:
-    """A folder lies where the file should."""
+    """Return a function that creates a folder in place of a file."""
     return lambda runner: (Path(runner.work_dir) / name).mkdir()
 
 
@@ -75,7 +75,7 @@ def marker(runner: Runner) -> str:
 
 @pytest.fixture
 def slow_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each save takes until somebody waits for it."""
+    """Let each save last until it is waited for."""
     waited_for = threading.Event()
     records_of, wait = writer.records_of, DurableWriter.wait
     close = DurableWriter.close
@@ -100,7 +100,7 @@ def slow_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DurableWriter, 'close', close_and_wait)
 
 
-def test_a_failed_save_never_happened(tmp_path: Path) -> None:
+def test_failed_save_restores_hook_state_and_files(tmp_path: Path) -> None:
     def check(runner: Runner, hook: Any) -> None:
         assert Path(hook.last_ckpt).name == 'iter_6.pth'
         assert list(hook.keep_ckpt_ids) == [4, 6]
@@ -122,7 +122,7 @@ def test_a_failed_save_never_happened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('keys', ['acc', ['acc', 'val_loss']], ids=str)
-def test_a_failed_best_is_not_the_best(keys: Any, tmp_path: Path) -> None:
+def test_failed_best_save_restores_the_score(keys: Any, tmp_path: Path) -> None:
     several = isinstance(keys, list)
 
     def check(runner: Runner, hook: Any) -> None:
@@ -137,7 +137,7 @@ def test_a_failed_best_is_not_the_best(keys: Any, tmp_path: Path) -> None:
     todo = {6: obstruct('best_acc_iter_6.pth'), 7: settled(check), 8: clear('best_acc_iter_6.pth')}
     runner = train(tmp_path, todo, interval=2, save_best=keys)
     assert 'saving best_acc_iter_6.pth' in logged_lines(runner, 'ERROR')
-    # The third is better than the first, though not than the one that failed.
+    # The third score is better than the first, but not than that of the failed save.
     assert runner.message_hub.get_info('best_score_acc' if several else 'best_score') == 0.7
     assert 'with 0.3000 acc at 9 iter' in logged_lines(runner)
     assert [name for name in left_by(tmp_path) if 'best_acc' in name] == [
@@ -169,32 +169,32 @@ def seen_before_the_end(runner: Runner) -> None:
     ],
     ids=['at the end', 'before the end', 'at once'],
 )
-def test_the_last_save_must_succeed(todo: dict, says: str, tmp_path: Path) -> None:
+def test_failed_last_save_fails_the_run(todo: dict, says: str, tmp_path: Path) -> None:
     runner = build(OURS, tmp_path, interval=5)
     runner.register_hook(At(todo))
     with pytest.raises(CheckpointError, match=f'saving iter_12.pth failed: .*{says}'):
         runner.train()
-    assert 'iter_12.pth failed' not in logged_lines(runner, 'ERROR')  # it is told once
+    assert 'iter_12.pth failed' not in logged_lines(runner, 'ERROR')  # the error reports it once
     assert (tmp_path / 'work/last_checkpoint').read_text().endswith('iter_10.pth')
 
 
-def test_a_failure_that_was_made_up_for_is_none(tmp_path: Path) -> None:
+def test_failure_before_a_successful_save_does_not_fail_the_run(tmp_path: Path) -> None:
     train(tmp_path, {8: obstruct('iter_8.pth')}, interval=4)
     assert {'work/iter_4.pth', 'work/iter_12.pth'} <= set(left_by(tmp_path))
 
 
-def test_on_error_raise(tmp_path: Path) -> None:
+def test_on_error_raise_ends_the_run(tmp_path: Path) -> None:
     runner = build(OURS, tmp_path, interval=2, on_error='raise')
     runner.register_hook(At({4: obstruct('iter_4.pth')}))
     with pytest.raises(CheckpointError, match='saving iter_4.pth failed') as info:
         runner.train()
     assert isinstance(info.value.__cause__, OSError)
-    assert 3 <= runner.iter <= 6  # at the latest where the next is to be saved
+    assert 3 <= runner.iter <= 6  # at the latest at the next save
     assert hook_of(runner).last_ckpt.endswith('iter_2.pth')
 
 
 @pytest.mark.usefixtures('slow_writer')
-def test_a_training_that_crashes_tells_of_its_last_save(tmp_path: Path) -> None:
+def test_failed_save_is_logged_after_a_crash(tmp_path: Path) -> None:
     def crash(runner: Runner) -> None:
         raise RuntimeError('of the user')
 
@@ -204,8 +204,8 @@ def test_a_training_that_crashes_tells_of_its_last_save(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match='of the user'):
             runner.train()
         (path,) = Path(runner.log_dir).glob('*.log')
-        assert 'iter_4.pth failed' not in path.read_text()  # it is on its way
-        # Where the process ends this happens at the latest.
+        assert 'iter_4.pth failed' not in path.read_text()  # it is not complete yet
+        # The finalizer, which runs at the end of the process at the latest.
         hook_of(runner)._saving._end()
         return path
 
@@ -214,7 +214,7 @@ def test_a_training_that_crashes_tells_of_its_last_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures('slow_writer')
-def test_on_busy_wait(tmp_path: Path) -> None:
+def test_on_busy_wait_saves_all(tmp_path: Path) -> None:
     runner = train(tmp_path, interval=1, save_best='acc')
     assert [f'work/iter_{i}.pth' in left_by(tmp_path) for i in range(1, 13)] == [True] * 12
     assert 'skipped' not in logged_lines(runner)
@@ -224,18 +224,18 @@ def test_on_busy_wait(tmp_path: Path) -> None:
 @pytest.mark.usefixtures('slow_writer')
 def test_on_busy_skip_skips_neither_the_best_nor_the_last(tmp_path: Path) -> None:
     runner = train(tmp_path, interval=1, save_best='acc', on_busy='skip')
-    # 3, 6 and 12 are new bests, which write the step file too; after 9 nothing is on its way.
+    # 3, 6 and 12 are new bests, which save the step as well; no save is running after 9.
     assert left_by(tmp_path) == [
         'work/best_acc_iter_12.pth',
         *sorted(f'work/iter_{i}.pth' for i in (1, 3, 6, 10, 12)),
         'work/last_checkpoint',
     ]
-    assert logged_lines(runner, 'WARNING').count('is skipped: the save before') == 9
+    assert logged_lines(runner, 'WARNING').count(': skipped, the previous save') == 9
 
 
 @MODELS.register_module()
 class Tearing(ToyModel):
-    """Changes a parameter in its forward pass that the optimizer has as well."""
+    """A model that changes a parameter of the optimizer in its forward pass."""
 
     def forward(self, inputs: list, data_samples: Any = None, mode: str = 'tensor') -> Any:
         if mode == 'loss':
@@ -244,7 +244,7 @@ class Tearing(ToyModel):
         return super().forward(inputs, data_samples, mode)
 
 
-def test_parameters_that_change_in_the_forward_pass(tmp_path: Path, late: list) -> None:
+def test_parameter_changed_in_the_forward_pass_fails_one_save(tmp_path: Path, late: list) -> None:
     def tearing(cfg: Config) -> None:
         cfg.model.type = 'Tearing'
 
@@ -270,6 +270,8 @@ def test_parameters_that_change_in_the_forward_pass(tmp_path: Path, late: list) 
             "default_hooks.checkpoint.on_busy must be 'wait' or 'skip', found 'drop'",
         ),
         (dict(on_error=None), ValueError, "on_error must be 'warn' or 'raise', found None"),
+        (dict(writer_timeout=0), ValueError, 'writer_timeout must be a number above 0, in seconds'),
+        (dict(writer_timeout='9'), ValueError, "writer_timeout must be .*, found '9'"),
         (dict(save_begin=-1), ValueError, 'save_begin should not be less than 0'),
         (dict(save_best=dict(acc=1)), AssertionError, '"save_best" should be'),
         (dict(save_best=['auto', 'acc']), AssertionError, 'Only support one "auto"'),
@@ -287,7 +289,7 @@ def test_parameters_that_change_in_the_forward_pass(tmp_path: Path, late: list) 
     ],
     ids=str,
 )
-def test_arguments_that_make_no_sense(options: dict, error: type, says: str) -> None:
+def test_wrong_arguments_are_errors(options: dict, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
         AsyncCheckpointHook(**options)
 
@@ -305,7 +307,7 @@ def test_preflight_names_an_unknown_key() -> None:
 
 @RUNNERS.register_module()
 class SavesItself(Runner):
-    """Somebody's own."""
+    """A runner of a user that overrides `save_checkpoint`."""
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super().save_checkpoint(*args, **kwargs)
@@ -313,7 +315,7 @@ class SavesItself(Runner):
 
 @MODEL_WRAPPERS.register_module()
 class Sharded(BaseModel):
-    """Might hold a part of a model."""
+    """A model wrapper that may hold only a part of the model."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -331,7 +333,7 @@ class Sharded(BaseModel):
 
 @register_backend('elsewhere')
 class Elsewhere(BaseStorageBackend):
-    """Reaches a folder in a way of its own."""
+    """A file backend that is not known to write local files."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(LocalBackend(), name)
@@ -356,7 +358,7 @@ class Elsewhere(BaseStorageBackend):
         ),
     ],
 )
-def test_what_is_left_to_stock(
+def test_falls_back_to_checkpoint_hook(
     kind: type, backend: Any, is_sharded: bool, says: str, tmp_path: Path
 ) -> None:
     runners = []
@@ -376,14 +378,14 @@ def test_what_is_left_to_stock(
     assert 'saved as CheckpointHook does' in logged_lines(runners[1], 'WARNING')
 
 
-def test_flexible_runner_saves_in_its_own_way(tmp_path: Path) -> None:
+def test_falls_back_under_flexible_runner(tmp_path: Path) -> None:
     from mmengine.runner._flexible_runner import FlexibleRunner
 
     roots = [tmp_path / name for name in KINDS]
     for name, root in zip(KINDS, roots):
         cfg = run_config(name, root, interval=4, save_best='acc')
         cfg.strategy, cfg.env_cfg = dict(type='SingleDeviceStrategy'), dict()
-        cfg.default_hooks.runtime_info = None  # it reads what this runner has later
+        cfg.default_hooks.runtime_info = None  # it reads attributes that this runner sets later
         runner = FlexibleRunner.from_cfg(cfg)
         runner.train()
     assert left_by(roots[1]) == left_by(roots[0])
@@ -393,8 +395,8 @@ def test_flexible_runner_saves_in_its_own_way(tmp_path: Path) -> None:
     )
 
 
-def test_the_marker_of_another_runner_is_its_own(tmp_path: Path) -> None:
-    """It may name a folder, as DeepSpeed saves."""
+def test_marker_of_another_runner_type_is_not_repaired(tmp_path: Path) -> None:
+    """It may name a folder, as DeepSpeed saves one."""
     (tmp_path / 'sharded').mkdir()
     marker = tmp_path / 'last_checkpoint'
     marker.write_text(str(tmp_path / 'sharded'))
@@ -405,7 +407,7 @@ def test_the_marker_of_another_runner_is_its_own(tmp_path: Path) -> None:
     assert [type(one).__name__ for one in runner.hooks] == ['SnapshotFence', 'AsyncCheckpointHook']
 
 
-def test_checkpoints_stay_small(tmp_path: Path) -> None:
+def test_size_of_checkpoints_does_not_grow(tmp_path: Path) -> None:
     def sparse(cfg: Config) -> None:
         for hook, kind in SPARSE.items():
             cfg.default_hooks[hook].type = kind
@@ -414,8 +416,8 @@ def test_checkpoints_stay_small(tmp_path: Path) -> None:
 
     run(OURS, tmp_path, sparse, interval=50)
     sizes = [(tmp_path / f'work/iter_{i}.pth').stat().st_size for i in (100, 150, 300)]
-    # Stock adds 16 bytes for each of eight values in each iteration, 25,600 here. Records begin at
-    # multiples of 64 bytes, so that a number of one digit more may move a few of them.
+    # Stock adds 16 bytes for each of eight values in each iteration, 25,600 here. Records are
+    # aligned to 64 bytes, so a number with one digit more may move a few of them.
     assert max(sizes) - min(sizes) <= 4 * 64
 
 
@@ -442,7 +444,7 @@ def test_step_and_best_are_copied_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 @HOOKS.register_module()
 class Diary(Hook):
-    """Notes what is called."""
+    """Record the calls of some stages."""
 
     pages: list[tuple[int, str]] = []
 
@@ -474,8 +476,8 @@ def test_other_hooks_are_called_once_and_in_order(tmp_path: Path) -> None:
     assert [type(hook).__name__ for hook in runner.hooks].count('SnapshotFence') == 1
 
 
-def test_training_twice(tmp_path: Path) -> None:
-    """Stock adds the name of the work dir each time."""
+def test_out_dir_of_a_second_training_is_the_same(tmp_path: Path) -> None:
+    """`CheckpointHook` appends the name of the work dir at each training."""
     runner = build(OURS, tmp_path, interval=5, out_dir='out')
     for iterations in (12, 15):
         runner.train()

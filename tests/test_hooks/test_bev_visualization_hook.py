@@ -1,4 +1,4 @@
-"""Camera, prediction and truth, side by side."""
+"""Pictures of camera images, predicted map and true map."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_colours_and_orientation() -> None:
     assert image[0, 0].tolist() == [85, 85, 85]
 
 
-def test_writes_a_picture_a_sample(tiny_cfg: Config, tmp_path: Path) -> None:
+def test_writes_one_picture_per_sample(tiny_cfg: Config, tmp_path: Path) -> None:
     tiny_cfg.default_hooks.visualization.update(draw=True, out_dir=str(tmp_path / 'out'))
     Runner.from_cfg(tiny_cfg).test()
     pictures = sorted((tmp_path / 'out').iterdir())
     assert [p.name for p in pictures] == [f'val_{i:06d}.png' for i in range(4)]
-    # 320 x 180 scaled to 392 rows, and two maps of 200 x 196 at twice their size.
+    # 320 x 180 scaled to 392 rows, and two maps of 200 x 196 at double size.
     assert cv2.imread(str(pictures[0])).shape == (392, 697 + 400 + 400, 3)
 
 

@@ -1,4 +1,4 @@
-"""Hooks of users copy and pickle parts of a running training."""
+"""Copy and pickle parts of a running training, as hooks of users may do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = {
 
 @HOOKS.register_module()
 class CopiesParts(Hook):
-    """Copies what it can, in the middle of a window of the log and after evaluations."""
+    """Copy each part within a window of the log, and record what fails."""
 
     priority = 'VERY_LOW'
 
@@ -44,7 +44,7 @@ class CopiesParts(Hook):
             pickle.loads(pickle.dumps(runner.message_hub)),
         ):
             self.histories.append(hub.get_scalar('train/loss')._log_history.tolist())
-            hub.update_scalar('train/loss', 1e9)  # of the copy alone
+            hub.update_scalar('train/loss', 1e9)  # changes the copy only
 
 
 @pytest.mark.parametrize('wrapper', ['OptimWrapper', 'SparseOptimWrapper'])
@@ -63,7 +63,7 @@ def test_parts_of_a_training_can_be_copied_as_with_stock(tmp_path: Path, wrapper
         (hook,) = [one for one in runner.hooks if isinstance(one, CopiesParts)]
         copied[arm] = hook.failed, hook.histories
         assert max(runner.message_hub.get_scalar('train/loss')._log_history) < 1e9
-    # mmengine's profiling decorator keeps the wrapper from being pickled, in both.
+    # mmengine's profiling decorator makes pickling the wrapper fail in both arms.
     assert copied['ours'] == copied['stock']
     assert {name for name, way in copied['ours'][0]} <= {'wrapper', 'schedulers'}
     assert [len(history) for history in copied['ours'][1]] == [4, 4, 13, 13]
@@ -71,7 +71,7 @@ def test_parts_of_a_training_can_be_copied_as_with_stock(tmp_path: Path, wrapper
 
 @HOOKS.register_module()
 class ClearsAndCopies(Hook):
-    """Takes all histories away, and copies what came back in the same iteration."""
+    """Clear the histories in one iteration, and copy the hub in each."""
 
     priority = 'LOWEST'
 
@@ -81,7 +81,7 @@ class ClearsAndCopies(Hook):
         copy.deepcopy(runner.message_hub)
 
 
-def test_hub_whose_histories_were_taken_away_can_be_copied(tmp_path: Path) -> None:
+def test_hub_with_cleared_histories_can_be_copied(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE)
     cfg.train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=15)
     cfg.custom_hooks = [dict(type='ClearsAndCopies'), dict(type='ThroughputMonitorHook')]

@@ -1,4 +1,4 @@
-"""Keys of a log row stand in stock's order."""
+"""Keys of log rows and of the message hub are in the order of the stock hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.testing.toy import SPARSE, STOCK, config, train, with_evaluation
 
 @pytest.mark.parametrize('hooks', [STOCK, SPARSE], ids=['stock', 'sparse'])
 @pytest.mark.parametrize('timer', ['IterTimerHook', 'ThroughputMonitorHook'])
-def test_rows_have_the_keys_of_stock_in_order(tmp_path: Path, hooks: dict, timer: str) -> None:
+def test_rows_and_hub_have_the_keys_of_stock_in_order(
+    tmp_path: Path, hooks: dict, timer: str
+) -> None:
     rows = {}
     for arm, parts in (('stock', (STOCK, 'IterTimerHook')), ('ours', (hooks, timer))):
         cfg = with_evaluation(config(tmp_path / arm, parts[0]))

@@ -1,4 +1,4 @@
-"""Every hook of ours lives through building, training, resuming and testing in a real Runner."""
+"""Build, train, resume and test with each registered hook in a Runner."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ OURS = sorted(
     name for name, cls in HOOKS.module_dict.items() if cls.__module__.startswith('mmtempo.')
 )
 
-
-# Those that stand in for a stock hook take its place; two of them would do its work twice.
-PLACES = dict(
+# Default hook that each of ours replaces; with both of them its work would be done twice.
+REPLACES = dict(
     AsyncCheckpointHook='checkpoint',
     SparseLoggerHook='logger',
     SparseRuntimeInfoHook='runtime_info',
@@ -22,15 +21,15 @@ PLACES = dict(
 
 
 def test_all_hooks_are_found() -> None:
-    assert {'RunSummaryHook', 'BEVVisualizationHook', *PLACES} <= set(OURS)
+    assert {'RunSummaryHook', 'BEVVisualizationHook', *REPLACES} <= set(OURS)
 
 
 @pytest.mark.parametrize('name', OURS)
 def test_lifecycle(name: str, tiny_cfg: Config) -> None:
     tiny_cfg.default_hooks.pop('visualization')
     tiny_cfg.custom_hooks = []
-    if name in PLACES:
-        tiny_cfg.default_hooks[PLACES[name]].type = name
+    if name in REPLACES:
+        tiny_cfg.default_hooks[REPLACES[name]].type = name
     else:
         tiny_cfg.custom_hooks.append(dict(type=name))
     Runner.from_cfg(tiny_cfg).train()
@@ -48,5 +47,5 @@ def test_docstring_has_example_and_keys(name: str) -> None:
     cls = HOOKS.module_dict[name]
     text = cls.__doc__ or ''
     assert f"type='{name}'" in text, 'a config example'
-    assert 'keys' in text, 'which keys it logs, or that it logs none'
-    assert 'priority' in vars(cls), 'a priority of its own, with the reason beside it'
+    assert 'keys' in text, 'a table of logged keys, or that it logs none'
+    assert 'priority' in vars(cls), 'a priority, with its reason'

@@ -1,4 +1,4 @@
-"""What is tuned trains to the same weights, is saved as stock saves it, and is taken back."""
+"""A tuned model trains to the same weights, is saved as by stock, and is restored afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAST = torch.channels_last
 
 @DATASETS.register_module()
 class Pictures(torch.utils.data.Dataset):
-    """Noise, always the same."""
+    """A dataset of fixed random images."""
 
     def __init__(self) -> None:
         self.images = torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -45,7 +45,7 @@ class Pictures(torch.utils.data.Dataset):
 
 
 class Encoder(nn.Module):
-    """Two stages; notes how what it is given is laid out."""
+    """A backbone of two stages that records the layout of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Encoder(nn.Module):
     @staticmethod
     def stage(inside: int, outside: int) -> nn.Sequential:
         return nn.Sequential(
-            # Before a norm a bias has no gradient but noise, which AdamW makes steps of.
+            # No bias: before a norm its gradient is noise, which AdamW scales to full steps.
             nn.Conv2d(inside, outside, 3, padding=1, bias=False),
             nn.BatchNorm2d(outside),
             nn.ReLU(inplace=True),
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 
 @MODELS.register_module()
 class PictureModel(BaseModel):
-    """Makes every picture bright."""
+    """A small model with backbone, neck and head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class PictureModel(BaseModel):
 
 @HOOKS.register_module()
 class Inspection(Hook):
-    """Looks at the model while it trains."""
+    """Record properties of the model during the training."""
 
     priority = 'LOWEST'
 
@@ -138,7 +138,7 @@ def assert_close(one: dict, other: dict, **close: float) -> None:
         torch.testing.assert_close(value, other[name], **close)
 
 
-def test_nothing_by_default(tmp_path: Path) -> None:
+def test_changes_nothing_by_default(tmp_path: Path) -> None:
     ours = train(pictures(tmp_path / 'a', tuning={}))
     stock = train(pictures(tmp_path / 'b'))
     assert found(ours) == found(stock)
@@ -146,7 +146,7 @@ def test_nothing_by_default(tmp_path: Path) -> None:
     assert 'ModelTuningHook.' not in log_of(tmp_path / 'a')
 
 
-def test_channels_last_with_averages_saved_in_the_background(tmp_path: Path) -> None:
+def test_channels_last_with_ema_and_asynchronous_saves(tmp_path: Path) -> None:
     runners = []
     for name, tuning in (('ours', dict(channels_last=True)), ('plain', None)):
         cfg = pictures(tmp_path / name, tuning=tuning)
@@ -162,7 +162,7 @@ def test_channels_last_with_averages_saved_in_the_background(tmp_path: Path) -> 
     path = str(tmp_path / 'ours' / 'iter_4.pth')
     stock = PictureModel()
     loaded = load_checkpoint(stock, path, strict=True)
-    # The averages are what is saved as the model.
+    # EMAHook saves the averages as the state dict of the model.
     assert_close(stock.state_dict(), ema.module.state_dict(), rtol=0, atol=0)
     saved = {
         key.removeprefix('module.'): value
@@ -177,18 +177,18 @@ def test_channels_last_with_averages_saved_in_the_background(tmp_path: Path) -> 
         assert torch.equal(one, other)
         assert one.is_contiguous()
     assert any(is_last(moment) for moment in live)
-    # Behind the run the model goes on as any other.
+    # After the run the inputs keep their layout.
     images = torch.randn(2, 3, 16, 16)
     ours.model.backbone.seen.clear()
     ours.model.eval()(images)
     assert ours.model.backbone.seen == [False]
-    assert 'channels_last: 4 parameters of PictureModel, and what its backbone' in log_of(
+    assert 'channels_last: 4 parameters of PictureModel, and the inputs of its backbone' in log_of(
         tmp_path / 'ours'
     )
 
 
 @pytest.mark.parametrize('to_last', [True, False])
-def test_goes_on_in_another_layout(tmp_path: Path, to_last: bool) -> None:
+def test_resume_in_another_layout(tmp_path: Path, to_last: bool) -> None:
     tunings = [dict(channels_last=last) for last in (not to_last, to_last)]
     train(pictures(tmp_path / 'straight'))
     train(pictures(tmp_path / 'first', tuning=tunings[0]))
@@ -198,9 +198,9 @@ def test_goes_on_in_another_layout(tmp_path: Path, to_last: bool) -> None:
     assert found(resumed)['last'] == to_last
     for parameter, state in resumed.optim_wrapper.optimizer.state.items():
         assert state['exp_avg'].stride() == parameter.stride()
-    said = 'tensors of optimizers got the layout of parameters' in log_of(tmp_path / 'second')
-    assert said == to_last  # files have the usual one
-    # A run without the hook goes on from there as well.
+    logged = 'optimizer tensors got the layout of their parameters' in log_of(tmp_path / 'second')
+    assert logged == to_last  # files have the contiguous layout
+    # A run without the hook resumes from the same checkpoint.
     for name, start in (('plain', 'straight'), ('dropped', 'first')):
         cfg = pictures(tmp_path / name, iters=6)
         cfg.update(resume=True, load_from=str(tmp_path / start / 'iter_4.pth'))
@@ -208,7 +208,7 @@ def test_goes_on_in_another_layout(tmp_path: Path, to_last: bool) -> None:
 
 
 @pytest.mark.parametrize('names', ['auto', ['backbone.stages'], ['backbone.stages.0', 'neck']])
-def test_checkpointing_changes_no_bit(tmp_path: Path, names: Any) -> None:
+def test_activation_checkpointing_is_bit_exact(tmp_path: Path, names: Any) -> None:
     ours = train(pictures(tmp_path / 'ours', tuning=dict(activation_checkpointing=names)))
     plain = train(pictures(tmp_path / 'plain'))
     assert found(ours)['kinds'][0] == 'CheckpointedSequential'
@@ -239,7 +239,7 @@ def test_with_mixed_precision_accumulation_and_monitor(tmp_path: Path, wrapper: 
     assert list((tmp_path / 'ours').rglob('tempo_summary.json'))
 
 
-def test_tf32_is_set_and_put_back(tmp_path: Path) -> None:
+def test_tf32_is_set_and_restored(tmp_path: Path) -> None:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     assert before == (False, True)
     for allow in (True, False):
@@ -251,7 +251,7 @@ def test_tf32_is_set_and_put_back(tmp_path: Path) -> None:
     assert 'ModelTuningHook.tf32=True' in log_of(tmp_path / 'True')
 
 
-def test_is_taken_back_after_a_failure(tmp_path: Path) -> None:
+def test_model_is_restored_after_a_failed_training(tmp_path: Path) -> None:
     runner = Runner.from_cfg(pictures(tmp_path, tuning=dict(activation_checkpointing='auto')))
     hook = next(hook for hook in runner.hooks if isinstance(hook, ModelTuningHook))
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
@@ -264,7 +264,7 @@ def test_is_taken_back_after_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('modules', ['auto', ['backbone.stages']])
-def test_compiles(tmp_path: Path, modules: Any) -> None:
+def test_compiled_modules_train_to_the_same_weights(tmp_path: Path, modules: Any) -> None:
     compiled = dict(modules=modules, backend='eager')
     ours = train(pictures(tmp_path / 'ours', tuning=dict(compile=compiled)))
     plain = train(pictures(tmp_path / 'plain'))
@@ -273,7 +273,7 @@ def test_compiles(tmp_path: Path, modules: Any) -> None:
     assert expected in log_of(tmp_path / 'ours')
 
 
-def test_trains_without_where_it_cannot_compile(tmp_path: Path) -> None:
+def test_trains_without_compilation_if_the_compiler_fails(tmp_path: Path) -> None:
     def broken(graph: Any, inputs: Any) -> Callable:
         raise OSError('no compiler found')
 
@@ -284,17 +284,17 @@ def test_trains_without_where_it_cannot_compile(tmp_path: Path) -> None:
     assert runner.iter == 4
     line = next(line for line in log_of(tmp_path).splitlines() if 'no compiler found' in line)
     assert 'WARNING' in line
-    assert 'ModelTuningHook.compile: trains without' in line
+    assert 'ModelTuningHook.compile: not compiled, ' in line
 
 
-def test_says_that_there_is_nothing(tmp_path: Path) -> None:
+def test_logs_that_no_modules_were_found(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE)
     cfg.train_cfg.max_iters = 2
     tuning = dict(type='ModelTuningHook', activation_checkpointing='auto', channels_last=True)
     cfg.custom_hooks = [dict(tuning, compile=dict(backend='eager'))]
     train(cfg)
     text = log_of(tmp_path)
-    assert "activation_checkpointing: 'auto' has found no modules" in text
+    assert "activation_checkpointing: 'auto' found no modules; name them" in text
     assert 'channels_last: 0 parameters of ToyModel' in text
 
 
@@ -319,27 +319,29 @@ def test_says_that_there_is_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_names(tmp_path: Path, tuning: dict, error: type, says: str) -> None:
+def test_wrong_module_names_are_errors_before_any_change(
+    tmp_path: Path, tuning: dict, error: type, says: str
+) -> None:
     runner = Runner.from_cfg(pictures(tmp_path, tuning=dict(tuning, tf32=True)))
     with pytest.raises(error, match=says):
         runner.train()
-    assert not torch.backends.cuda.matmul.allow_tf32  # nothing was changed yet
+    assert not torch.backends.cuda.matmul.allow_tf32
     assert runner.iter == 0
 
 
-def test_wrong_options() -> None:
+def test_wrong_compile_option_is_an_error() -> None:
     with pytest.raises(ValueError, match="custom_hooks: ModelTuningHook.compile has no 'modes'"):
         ModelTuningHook(compile=dict(modes='default'))
 
 
 def memory_of(cfg: Config, batch: dict, samples: int, wrapper: dict, tuning: dict) -> tuple:
-    """Loss, bytes kept for each sample, gradients."""
+    """Return loss, bytes of saved activations per sample, and gradients."""
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(cfg.model).train()
         optimizer = torch.optim.AdamW(model.parameters())
         optim_wrapper = OPTIM_WRAPPERS.build(dict(wrapper, optimizer=optimizer))
-    # As it is built, it says the prior whatever it sees.
+    # A newly built head predicts the prior for any input.
     torch.nn.init.normal_(model.decode_head.classify.weight, std=0.1)
     hook = ModelTuningHook(**tuning)
     runner = SimpleNamespace(
@@ -371,8 +373,8 @@ def bev_batch(count: int, size: tuple[int, int], cells: tuple[int, int]) -> dict
 
 
 @pytest.mark.slow
-def test_memory_first_on_the_real_model() -> None:
-    """At least 60 % less for each sample than the baseline, and the same loss."""
+def test_activation_memory_of_the_full_model() -> None:
+    """At least 60 % less per sample than the baseline, with the same loss."""
     cfg = Config.fromfile(
         str(ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py')
     )
@@ -392,7 +394,7 @@ def test_memory_first_on_the_real_model() -> None:
         print(f'{name}: {kept[name] / 1e6:.1f} MB a sample, loss {losses[name]:.6f}')
     print(f'saved: {1 - kept["memory_first"] / kept["baseline"]:.1%}')
     assert kept['memory_first'] <= 0.4 * kept['baseline']
-    # Checkpointing itself changes no bit of it.
+    # Checkpointing itself is bit-exact.
     assert losses['checkpointed'] == losses['baseline']
     assert losses['memory_first'] == losses['half']
     for one, other in (('checkpointed', 'baseline'), ('memory_first', 'half')):

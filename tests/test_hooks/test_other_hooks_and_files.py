@@ -1,4 +1,4 @@
-"""Hooks and scripts of users around `AsyncCheckpointHook`, compared with stock's hook."""
+"""Hooks of users next to `AsyncCheckpointHook`, compared with `CheckpointHook`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.testing.toy import STOCK, by_epoch, config, train, with_evaluation
 
 @HOOKS.register_module()
 class Uploads(Hook):
-    """Reads each new file as soon as the message hub names it."""
+    """Read each new file as soon as the message hub names it."""
 
     priority = 'LOWEST'
 
@@ -50,10 +50,10 @@ class Uploads(Hook):
 
 @HOOKS.register_module()
 class Wraps(Hook):
-    """Calls a checkpoint hook that the runner does not know.
+    """Call a checkpoint hook that is not registered with the runner.
 
     Args:
-        inner: Its config.
+        inner: Config of that hook.
     """
 
     priority = 'VERY_LOW'
@@ -86,7 +86,7 @@ def short(work: Path, hook: str, **checkpoint: Any) -> Config:
 
 
 @pytest.mark.parametrize('counts', ['iterations', 'epochs'])
-def test_hook_after_a_save_finds_its_file(tmp_path: Path, counts: str) -> None:
+def test_later_hook_finds_the_saved_file(tmp_path: Path, counts: str) -> None:
     found = {}
     for hook in ('CheckpointHook', 'AsyncCheckpointHook'):
         cfg = short(tmp_path / hook, hook, save_best='seen', rule='greater')
@@ -102,7 +102,7 @@ def test_hook_after_a_save_finds_its_file(tmp_path: Path, counts: str) -> None:
     assert len(found['AsyncCheckpointHook'][0]) == (6 if counts == 'iterations' else 3)
 
 
-def test_saves_do_not_wait_for_hooks_that_come_first(tmp_path: Path) -> None:
+def test_saves_do_not_wait_for_earlier_hooks(tmp_path: Path) -> None:
     cfg = short(tmp_path, 'AsyncCheckpointHook')
     cfg.custom_hooks = [dict(type='Uploads', priority='NORMAL')]
     runner = train(cfg)
@@ -110,7 +110,7 @@ def test_saves_do_not_wait_for_hooks_that_come_first(tmp_path: Path) -> None:
     assert not saver._waits
 
 
-def test_relative_folder_stays_where_it_was(
+def test_relative_out_dir_is_kept_after_chdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -122,8 +122,10 @@ def test_relative_folder_stays_where_it_was(
     assert runner.message_hub.get_info('last_ckpt') == 'out/work/iter_12.pth'
 
 
-def test_publishes_from_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After `os.chdir`, too."""
+def test_a_relative_out_dir_is_published_after_chdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published file is next to the checkpoints."""
     monkeypatch.chdir(tmp_path)
     published = dict(published_keys=['state_dict'], save_best='seen', rule='greater')
     cfg = short(tmp_path / 'work', 'AsyncCheckpointHook', out_dir='out', **published)
@@ -133,7 +135,7 @@ def test_publishes_from_a_relative_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert [name.partition('-')[0] for name in names] == ['best_seen_iter_4', 'iter_12']
 
 
-def test_hook_that_another_one_calls_saves_as_stock(tmp_path: Path) -> None:
+def test_hook_called_by_another_hook_saves(tmp_path: Path) -> None:
     names = {}
     for hook in ('CheckpointHook', 'AsyncCheckpointHook'):
         cfg = short(tmp_path / hook, hook)

@@ -1,4 +1,4 @@
-"""The last lines of a run say where everything lies."""
+"""The summary names files, commands and skipped samples."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_lists_skipped_samples(tiny_cfg: Config, own_bev_root: Path) -> None:
     tiny_cfg.custom_hooks = [dict(type='RunSummaryHook', show=1)]
     Runner.from_cfg(tiny_cfg).train()
     text = log_text(tiny_cfg)
-    assert '2 bad samples of train were skipped' in text
+    assert '2 bad samples of train skipped' in text
     assert 'train_000001.jpg' in text
     assert '... and 1 more' in text
     assert 'bad samples of val' not in text
 
 
 @pytest.mark.parametrize('wrapper', ['RepeatDataset', 'ConcatDataset'])
-def test_looks_below_wrappers_also_after_testing(
+def test_lists_skipped_samples_of_wrapped_datasets_after_a_test(
     tiny_cfg: Config, own_bev_root: Path, wrapper: str
 ) -> None:
     path = own_bev_root / 'img_dir/val/val_000002.jpg'
@@ -59,7 +59,7 @@ def test_looks_below_wrappers_also_after_testing(
     )
     tiny_cfg.test_dataloader.dataset = dict(type=wrapper, **inner)
     Runner.from_cfg(tiny_cfg).test()
-    assert '1 bad samples of test were skipped' in log_text(tiny_cfg)
+    assert '1 bad sample of test skipped' in log_text(tiny_cfg)
     assert 'val_000002.jpg' in log_text(tiny_cfg)
 
 

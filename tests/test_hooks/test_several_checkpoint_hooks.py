@@ -1,4 +1,4 @@
-"""Several checkpoint hooks in one training leave what as many stock ones leave."""
+"""Two checkpoint hooks in one training leave the files that two stock hooks leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ('CheckpointHook', 'AsyncCheckpointHook')
 
 
 def hooks(kind: str, root: Path, **second: Any) -> dict:
-    """Options for a training with two of a kind; the second one as `second` says."""
+    """Return options of a training with two hooks of a type; `second` has those of the second."""
     second = dict(type=kind, by_epoch=False, interval=2) | second
     if 'out_dir' in second:
         second['out_dir'] = str(root / second['out_dir'])
@@ -30,7 +30,7 @@ def hooks(kind: str, root: Path, **second: Any) -> dict:
 
 
 def left(root: Path) -> tuple[list[str], str]:
-    """All checkpoints, whole, and what the marker names."""
+    """Return all checkpoints, which must be whole, and the file that the marker names."""
     found = [path.relative_to(root).as_posix() for path in root.rglob('*.pth')]
     assert [name for name in found if check_archive(str(root / name))] == []
     return sorted(found), Path((root / 'work' / MARKER).read_text()).relative_to(root).as_posix()
@@ -58,7 +58,7 @@ def test_files_and_marker_are_those_of_stock(how: str, tmp_path: Path) -> None:
         found.append(left(root))
         more = dict(options, **{'resume': True, 'train_cfg.max_iters': 20})
         text = forks.run(train, root / 'log', work=str(root / 'work'), **more)
-        assert 'in another folder' not in text  # the second hook's is the training's own
+        assert 'in another folder' not in text  # both folders are of the training
         assert 'Load checkpoint from' in text
     assert found[1] == found[0]
 
@@ -68,8 +68,8 @@ def train_slowly(work: str, **options: Any) -> None:
     train(work, **options)
 
 
-def test_saves_of_both_follow_each_other_on_the_disk(tmp_path: Path) -> None:
-    """A marker is written after that of an earlier save, so that it names the newest file."""
+def test_saves_of_both_are_written_in_order(tmp_path: Path) -> None:
+    """Each marker is written after that of an earlier save, so that it names the newest file."""
     options = hooks(KINDS[1], tmp_path, filename_tmpl='other_{}.pth', interval=1)
     options |= {'train_cfg.max_iters': 9, 'default_hooks.checkpoint.save_best': None}
     forks.run(train_slowly, tmp_path / 'log', work=str(tmp_path / 'work'), **options)
@@ -77,7 +77,7 @@ def test_saves_of_both_follow_each_other_on_the_disk(tmp_path: Path) -> None:
     done = re.findall(r'replace \.(\w+)(?:\.pth)?\.mmtempo-tmp', steps)
     expected = [f'{name}_{at}' for at in range(1, 10) for name in ('other', 'iter')]
     expected = [name for name in expected if name[:4] != 'iter' or int(name[5:]) % 3 == 0]
-    # Of equal priority, the one of `default_hooks` comes first.
+    # Of two hooks with equal priority, that of `default_hooks` is called first.
     first = sorted(done[0::2], key=lambda name: int(name.split('_')[1]))
     assert done[1::2] == [MARKER] * (len(done) // 2)
     assert done[0::2] == first
@@ -86,7 +86,7 @@ def test_saves_of_both_follow_each_other_on_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_a_checkpoint(number: int, tmp_path: Path) -> None:
+def test_signal_ends_the_run_with_a_checkpoint(number: int, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     options = hooks(KINDS[1], tmp_path, out_dir='out') | {'train_cfg.max_iters': 100000}
     child = forks.start(train, tmp_path / 'log', work=str(work), **options)
@@ -95,7 +95,7 @@ def test_a_signal_ends_it_with_a_checkpoint(number: int, tmp_path: Path) -> None
     assert child.wait() in (130, 128 + number), child.text
     found, named = left(tmp_path)
     at = max(int(re.findall(r'(\d+)\.pth', name)[0]) for name in found)
-    assert named == f'work/iter_{at}.pth'  # the first of the hooks has saved
+    assert named == f'work/iter_{at}.pth'  # saved by the first hook
     assert temporaries(tmp_path) == []
     assert not list(tmp_path.rglob(NAME))
 
@@ -110,13 +110,13 @@ def train_and_look(work: str, **options: Any) -> None:
     assert handlers() == before
 
 
-def test_signals_end_the_process_after_the_training(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_after_the_training(tmp_path: Path) -> None:
     options = hooks(KINDS[1], tmp_path, out_dir='out') | {'train_cfg.max_iters': 4}
     forks.run(train_and_look, tmp_path / 'log', work=str(tmp_path / 'work'), **options)
 
 
-def test_retention_is_not_settled_by_the_list_of_the_other(tmp_path: Path) -> None:
-    """The message hub has one list of what is kept; a resumed training must not trust it."""
+def test_retention_list_of_one_hook_does_not_remove_files_of_the_other(tmp_path: Path) -> None:
+    """The message hub has one list of kept files, that of the hook that saved last."""
     work = tmp_path / 'work'
     for length in (12, 14):
         options = hooks(KINDS[1], tmp_path, interval=5, max_keep_ckpts=3, filename_tmpl='b_{}.pth')

@@ -1,4 +1,4 @@
-"""What is logged, and what is learned, is what stock logs and learns."""
+"""Compare logs, histories and weights with those of the stock hooks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import OPTIM_WRAPPERS
 
+import tests.testing.checkpoints  # noqa: F401  (registers AmpOnCPU)
 from mmtempo.checkpoint.loading import load_from_local
-from tests.testing.amp_training import StockOnCPU
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, text_lines, train, weights
 
-OPTIM_WRAPPERS.register_module(module=StockOnCPU)
-
+STOCK_AMP = 'AmpOnCPU'  # stock refuses to build its wrapper without a GPU
 WINDOWS = [
     dict(data_src='loss', log_name='loss_mean', method_name='mean', window_size=30),
     dict(data_src='loss_b', log_name='worst', method_name='max', window_size=25),
@@ -64,8 +62,7 @@ def hierarchy(cfg: Config) -> Config:
 
 def amp(**precision: Any) -> Callable:
     def change(cfg: Config) -> Config:
-        # Stock refuses to build its wrapper without a GPU; this one is it, on a CPU.
-        cfg.optim_wrapper.update(type='StockOnCPU', clip_grad=dict(max_norm=0.5), **precision)
+        cfg.optim_wrapper.update(type=STOCK_AMP, clip_grad=dict(max_norm=0.5), **precision)
         return cfg
 
     return change
@@ -92,11 +89,11 @@ def assert_same(found: list[dict], expected: list[dict], count: int) -> None:
         (amp(dtype='float16', loss_scale=dict(init_scale=2.0**24, growth_interval=50)), 50),
     ],
 )
-def test_500_iterations(change: Callable, lines: int, tmp_path: Path) -> None:
+def test_logs_and_weights_of_500_iterations(change: Callable, lines: int, tmp_path: Path) -> None:
     stock = train(change(config(tmp_path / 'stock', STOCK)))
     cfg = change(config(tmp_path / 'sparse', SPARSE))
-    cfg.default_hooks.runtime_info.history_length = 5  # the windows that are asked for count
-    is_amp = cfg.optim_wrapper.type == 'StockOnCPU'
+    cfg.default_hooks.runtime_info.history_length = 5  # the windows of the log processor extend it
+    is_amp = cfg.optim_wrapper.type == STOCK_AMP
     cfg.optim_wrapper.type = 'SparseAmpOptimWrapper' if is_amp else 'SparseOptimWrapper'
     sparse = train(cfg)
     assert_same(logged(tmp_path / 'sparse'), logged(tmp_path / 'stock'), lines)
@@ -115,7 +112,9 @@ def without_times(history: dict[str, Any]) -> dict[str, list]:
 
 
 @pytest.mark.parametrize(('first', 'then'), [(STOCK, SPARSE), (SPARSE, STOCK), (SPARSE, SPARSE)])
-def test_resume_goes_on_where_the_other_stopped(first: dict, then: dict, tmp_path: Path) -> None:
+def test_resume_from_a_checkpoint_of_the_other_hooks(
+    first: dict, then: dict, tmp_path: Path
+) -> None:
     whole = train(windows(config(tmp_path / 'whole', STOCK)))
     train(windows(config(tmp_path / 'first', first, **{'train_cfg.max_iters': 250})))
     cfg = windows(config(tmp_path / 'then', then))
@@ -123,7 +122,7 @@ def test_resume_goes_on_where_the_other_stopped(first: dict, then: dict, tmp_pat
     resumed = train(cfg)
     lines, expected = logged(tmp_path / 'then'), logged(tmp_path / 'whole')[25:]
     if first is SPARSE and then is STOCK:
-        # Stock's own 'global' has what the checkpoint kept, and no more.
+        # The 'global' windows of stock cover only the values that the checkpoint has.
         lines = [{k: v for k, v in line.items() if k not in ('all', 'lowest')} for line in lines]
         expected = [
             {k: v for k, v in line.items() if k not in ('all', 'lowest')} for line in expected
@@ -133,7 +132,7 @@ def test_resume_goes_on_where_the_other_stopped(first: dict, then: dict, tmp_pat
         assert torch.equal(value, weights(whole)[key]), key
 
 
-def test_a_checkpoint_holds_the_end_of_stocks_history(tmp_path: Path) -> None:
+def test_checkpoint_holds_the_last_values_of_stock(tmp_path: Path) -> None:
     train(config(tmp_path / 'stock', STOCK))
     train(config(tmp_path / 'sparse', SPARSE))
     files = [tmp_path / name / 'iter_500.pth' for name in ('stock', 'sparse')]
@@ -145,5 +144,5 @@ def test_a_checkpoint_holds_the_end_of_stocks_history(tmp_path: Path) -> None:
     for key, (values, counts) in found.items():
         assert len(values) == min(100, len(expected[key][0]))
         assert [values, counts] == [part[-len(values) :] for part in expected[key]], key
-    assert b'BoundedHistory' not in files[1].read_bytes()  # stock reads it without us
+    assert b'BoundedHistory' not in files[1].read_bytes()  # stock reads it without mmtempo
     assert sparse['message_hub']['resumed_keys'] == stock['message_hub']['resumed_keys']

@@ -1,4 +1,4 @@
-"""Lines are written when their values have arrived, and say what was true at their log point."""
+"""Lines are written once their values have arrived, with the state of their log point."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.runner import Runner
 from rich.console import Console
@@ -28,7 +29,6 @@ from mmtempo.logging.log_points import writes_line
 from mmtempo.logging.progress_bar import ProgressBar, close_bars
 from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.logging.scalar_rows import ScalarRows
-from tests.test_logging.test_scalar_rows import SlowCopy
 from tests.testing.common import ROOT, fill
 from tests.testing.toy import (
     SPARSE,
@@ -42,8 +42,22 @@ from tests.testing.toy import (
 )
 
 
+class SlowCopy:
+    """A copy to the host that arrives when a test sets `arrived`."""
+
+    made: list[SlowCopy] = []
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.arrived, self.waited = tensor.clone(), False, False
+        self.made.append(self)
+
+    def values(self) -> list:
+        self.waited = not self.arrived
+        return self.tensor.tolist()
+
+
 class Late(Hook):
-    """Copies arrive so many iterations after they were started."""
+    """Let copies arrive `delay` iterations after they were started."""
 
     priority = 'HIGH'
 
@@ -65,7 +79,7 @@ class Late(Hook):
         self.lines.append((runner.iter, len(text_lines(runner.work_dir))))
 
 
-def test_it_knows_where_stock_writes_a_line() -> None:
+def test_log_points_are_those_of_stock() -> None:
     for interval, ignore_last, length in itertools.product(
         (1, 3, 10), (True, False), (1, 3, 7, 20)
     ):
@@ -84,12 +98,12 @@ def test_it_knows_where_stock_writes_a_line() -> None:
 
 
 @pytest.mark.parametrize('delay', [1, 3, 9])
-def test_a_late_line_says_what_stock_says(delay: int, tmp_path: Path) -> None:
+def test_late_line_equals_that_of_stock(delay: int, tmp_path: Path) -> None:
     configs = []
     for name, hooks in (('stock', STOCK), ('sparse', SPARSE)):
         cfg = config(tmp_path / name, hooks, **{'train_cfg.max_iters': 55})
         cfg.default_hooks.checkpoint = None
-        # The host's own values go on changing as well.
+        # A value of the host that changes between log point and line.
         cfg.param_scheduler = dict(type='LinearLR', by_epoch=False, end=55)
         configs.append(cfg)
     train(configs[0])
@@ -100,15 +114,15 @@ def test_a_late_line_says_what_stock_says(delay: int, tmp_path: Path) -> None:
     runner.train()
     assert logged(tmp_path / 'sparse') == logged(tmp_path / 'stock')
     assert text_lines(tmp_path / 'sparse') == text_lines(tmp_path / 'stock')
-    # The first line is due after ten iterations, and not waited for.
+    # The first line is due after ten iterations, and written `delay` iterations later.
     assert dict(late.lines)[9 + delay] == 0
     assert dict(late.lines)[10 + delay] == 1
     waited = [copy for copy in SlowCopy.made if copy.waited]
-    # At the end of training: floats and integers, and those of a line that is still out.
+    # Only at the end of the training: floats and integers, and those of a pending line.
     assert len(waited) <= (4 if delay == 9 else 2)
 
 
-def test_a_line_is_waited_for_at_the_next_log_point(tmp_path: Path) -> None:
+def test_pending_line_is_written_at_the_next_log_point(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 35})
     cfg.default_hooks.checkpoint = None
     runner = Runner.from_cfg(cfg)
@@ -123,14 +137,14 @@ def test_a_line_is_waited_for_at_the_next_log_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize('hooks', [
     dict(SPARSE, logger='LoggerHook'), dict(SPARSE, runtime_info='RuntimeInfoHook')
 ])  # fmt: skip
-def test_either_hook_works_with_the_stock_other(hooks: dict, tmp_path: Path) -> None:
+def test_each_hook_works_with_the_other_of_stock(hooks: dict, tmp_path: Path) -> None:
     train(config(tmp_path / 'stock', STOCK, **{'train_cfg.max_iters': 40}))
     train(config(tmp_path / 'mixed', hooks, **{'train_cfg.max_iters': 40}))
     assert logged(tmp_path / 'mixed') == logged(tmp_path / 'stock')
 
 
 @pytest.mark.parametrize('by_iteration', [True, False])
-def test_evaluations_are_logged_as_by_stock(by_iteration: bool, tmp_path: Path) -> None:
+def test_evaluations_are_logged_as_with_stock(by_iteration: bool, tmp_path: Path) -> None:
     found = []
     for hooks in (STOCK, SPARSE):
         cfg = with_evaluation(
@@ -147,7 +161,7 @@ def test_evaluations_are_logged_as_by_stock(by_iteration: bool, tmp_path: Path) 
     assert sum('seen' in line for line in found[0]) == 3
 
 
-def test_arguments_of_stock_hold(tmp_path: Path) -> None:
+def test_arguments_of_stock_are_taken(tmp_path: Path) -> None:
     cfg = config(tmp_path / 'work', SPARSE, **{'train_cfg.max_iters': 12})
     cfg.default_hooks.logger.update(
         out_dir=str(tmp_path / 'out'), out_suffix='.log', interval_exp_name=5, keep_local=True
@@ -164,7 +178,7 @@ def test_arguments_of_stock_hold(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Advances by what it is told."""
+    """A clock that tests advance."""
 
     now = 0.0
 
@@ -172,7 +186,7 @@ class Clock:
         return self.now
 
 
-def test_remaining_time_knows_evaluations_and_saves(
+def test_remaining_time_includes_evaluations_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -202,32 +216,13 @@ def test_remaining_time_knows_evaluations_and_saves(
     runner.train()
     (path,) = tmp_path.rglob('*.log')
     found = re.findall(r'\[ *(\d+)/100\].*eta: ([\d:]+)', path.read_text())
-    assert dict(found)['20'] == '0:01:20'  # nothing else has been seen yet
+    assert dict(found)['20'] == '0:01:20'  # no evaluation or save has been measured yet
     assert dict(found)['30'] == '0:01:30'  # and saves at 40, 60, 80, 100
     # 60 iterations, evaluations at 60, 90 and 100, saves at 60, 80 and 100
     assert dict(found)['40'] == '0:03:45'
 
 
-@pytest.mark.parametrize(
-    ('done', 'begin', 'interval', 'expected'),
-    [
-        (0, 1, 30, 4),
-        (30, 1, 30, 3),
-        (99, 1, 30, 1),
-        (5, 50, 20, 3),
-        (5, 101, 20, 0),
-        (100, 1, 20, 0),
-    ],
-)
-def test_evaluations_left_of_100_iterations(
-    done: int, begin: int, interval: int, expected: int
-) -> None:
-    loop = SimpleNamespace(max_iters=100, val_begin=begin, val_interval=interval)
-    runner = SimpleNamespace(train_loop=loop, val_loop=True)
-    assert module._evaluations_left(runner, done) == expected
-
-
-def test_bar_is_drawn_at_a_rate_and_leaves_the_log_whole() -> None:
+def test_bar_is_drawn_periodically_and_keeps_log_lines_whole() -> None:
     clock, screen = Clock(), io.StringIO()
     logger = logging.Logger('bar')
     handler = logging.StreamHandler(sys.stdout)
@@ -264,7 +259,7 @@ train(cfg)
 
 
 @pytest.mark.parametrize('is_terminal', [True, False])
-def test_the_bar_comes_in_a_terminal_and_not_in_a_pipe(is_terminal: bool, tmp_path: Path) -> None:
+def test_bar_is_shown_in_a_terminal_only(is_terminal: bool, tmp_path: Path) -> None:
     command = [sys.executable, '-W', 'ignore', '-c', SCRIPT, str(tmp_path)]
     env = dict(os.environ, TERM='xterm-256color', COLUMNS='100')
     if is_terminal:
@@ -293,7 +288,7 @@ def test_the_bar_comes_in_a_terminal_and_not_in_a_pipe(is_terminal: bool, tmp_pa
 
 
 class Disturbs(Hook):
-    """Calls a function before an iteration."""
+    """Call functions before iterations, given as `at_<iteration>`."""
 
     def __init__(self, **at: Callable[[], object]) -> None:
         self.at = {int(key.removeprefix('at_')): call for key, call in at.items()}
@@ -311,7 +306,7 @@ def disturbed(work: Path, hooks: dict, disturbs: Disturbs) -> tuple[list[int], R
     runner = Runner.from_cfg(cfg)
     runner.register_hook(disturbs)
     runner.train()
-    # Not those of the monitor, which are lines of their own with a stock RuntimeInfoHook.
+    # Without the rows of the monitor, which are separate with a stock RuntimeInfoHook.
     return [line['step'] for line in logged(work) if {'loss', 'seen'} & {*line}], runner
 
 
@@ -319,7 +314,7 @@ ALL_STEPS = sorted([*range(2, 61, 2), 25, 50, 60])
 
 
 @pytest.mark.parametrize('hooks', [SPARSE, dict(SPARSE, runtime_info='RuntimeInfoHook')])
-def test_full_disk_costs_lines_only(
+def test_full_disk_drops_lines_only(
     hooks: dict, small_disk: Path, capfd: pytest.CaptureFixture
 ) -> None:
     work = small_disk / 'work'
@@ -335,7 +330,7 @@ def test_full_disk_costs_lines_only(
     assert missing
     assert 6 <= min(missing) <= max(missing) <= 54  # the last page of a file has some room
     for path in (runner._log_dir / Path('vis_data')).glob('*.json'):
-        # Stock writes the file of this run first, and may have had room for that.
+        # Stock writes the file of this run first, which may have had room for more lines.
         assert {json.loads(line)['step'] for line in path.read_text().splitlines()} >= {*steps}
     out, err = capfd.readouterr()
     # A short line may still fit where a long one did not.
@@ -347,7 +342,7 @@ def test_full_disk_costs_lines_only(
 
 
 @pytest.mark.parametrize('is_file', [True, False])
-def test_work_dir_that_goes_and_comes_costs_lines_only(
+def test_missing_work_dir_drops_lines_only(
     is_file: bool, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     work, away = tmp_path / 'work', tmp_path / 'away'
@@ -376,7 +371,7 @@ def test_work_dir_that_goes_and_comes_costs_lines_only(
     assert out.count('tempo.jsonl: written again; ') == 1
 
 
-def test_work_dir_that_stays_away(tmp_path: Path) -> None:
+def test_work_dir_that_stays_missing(tmp_path: Path) -> None:
     work, away = tmp_path / 'work', tmp_path / 'away'
     cfg = config(work, SPARSE, **{'train_cfg.max_iters': 40})
     cfg.default_hooks.checkpoint = None

@@ -1,4 +1,4 @@
-"""The hook in a real Runner: what it keeps, when it looks, what it does about nan."""
+"""Histories, synchronizations and non-finite values in trainings of a Runner."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
 from mmtempo.logging.bounded_history import BoundedHistory
 from mmtempo.logging.nonfinite import NonFiniteError
 from mmtempo.logging.scalar_buffer import MOST_ROWS, ScalarBuffer
-from tests.test_tools.test_train import free_port
 from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
+from tests.testing.two_ranks import free_port
 
 
 class Each(Hook):
-    """Calls a function after every iteration, before anything is logged."""
+    """Call a function after each iteration, before a line is logged."""
 
     priority = 'HIGH'
 
@@ -38,7 +38,7 @@ class Each(Hook):
         self.work(runner)
 
 
-def test_whoever_reads_gets_the_value_of_this_iteration(tmp_path: Path) -> None:
+def test_history_has_the_value_of_the_current_iteration(tmp_path: Path) -> None:
     expected, found = [], []
     for hooks, values in ((STOCK, expected), (SPARSE, found)):
         cfg = config(tmp_path / hooks['logger'], hooks, **{'train_cfg.max_iters': 25})
@@ -50,7 +50,7 @@ def test_whoever_reads_gets_the_value_of_this_iteration(tmp_path: Path) -> None:
     assert len(found) == 25
 
 
-def test_a_value_of_another_hook_keeps_its_place(tmp_path: Path) -> None:
+def test_value_of_another_hook_keeps_its_order(tmp_path: Path) -> None:
     histories = []
     for hooks in (STOCK, SPARSE):
         cfg = config(tmp_path / hooks['logger'], hooks, **{'train_cfg.max_iters': 12})
@@ -86,13 +86,13 @@ def test_memory_does_not_grow_without_a_logger(tmp_path: Path) -> None:
         assert history.total == 3 * MOST_ROWS or key == 'train/acc'
 
 
-def test_histories_of_an_evaluation_keep_an_evaluation(tmp_path: Path) -> None:
+def test_history_of_an_evaluation_holds_all_its_batches(tmp_path: Path) -> None:
     cfg = with_evaluation(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 200}))
     cfg.train_cfg.val_interval = 20
     cfg.default_hooks.runtime_info.history_length = 5
     cfg.default_hooks.timer = dict(type='IterTimerHook')
     runner = train(cfg)
-    # 20 batches; stock's mean over an evaluation takes one more.
+    # 20 batches, and the one value more that mmengine's mean over an evaluation asks for.
     assert runner.message_hub.get_scalar('val/time').max_length == 21
     assert runner.message_hub.get_scalar('val/seen').data[0].tolist()[-1] == 40.0
     assert runner.message_hub.get_scalar('train/loss').max_length == 10
@@ -110,7 +110,7 @@ def checkpoints(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize('iteration', [21, 25, 30, 31, 39, 40])
-def test_nan_stops_the_run_and_spares_the_checkpoint(iteration: int, tmp_path: Path) -> None:
+def test_nan_stops_the_run_and_keeps_the_checkpoint(iteration: int, tmp_path: Path) -> None:
     cfg = bad(tmp_path, **{'model.nan_at': (iteration,)})
     cfg.default_hooks.checkpoint.max_keep_ckpts = 1  # stock deletes before it writes
     with pytest.raises(NonFiniteError) as error:
@@ -121,7 +121,7 @@ def test_nan_stops_the_run_and_spares_the_checkpoint(iteration: int, tmp_path: P
     assert checkpoints(tmp_path) == ['iter_20.pth']
     state = load_from_local(f'{tmp_path}/iter_20.pth', 'cpu')['state_dict']
     assert all(value.isfinite().all() for value in state.values())
-    # Reported by the next log point: no line beyond it.
+    # Reported at the next log point: no later line is logged.
     assert logged(tmp_path)[-1]['step'] <= -(-iteration // 10) * 10
 
 
@@ -164,7 +164,7 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert checkpoints(tmp_path) == ['iter_20.pth']
 
 
-def test_a_run_does_not_end_well_with_bad_weights(tmp_path: Path) -> None:
+def test_bad_weights_at_the_end_fail_the_run(tmp_path: Path) -> None:
     with pytest.raises(
         NonFiniteError, match='iteration 60: net.0.weight and 5 more of the model, after losses'
     ):
@@ -172,7 +172,7 @@ def test_a_run_does_not_end_well_with_bad_weights(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ['iter_20.pth', 'iter_40.pth']
 
 
-def test_saves_that_begin_late(tmp_path: Path) -> None:
+def test_nan_stops_the_run_with_save_begin(tmp_path: Path) -> None:
     cfg = bad(tmp_path, **{'model.nan_at': (23,)})
     cfg.default_hooks.checkpoint.update(interval=10, save_begin=5, max_keep_ckpts=1)
     cfg.default_hooks.logger.interval = 100
@@ -182,14 +182,14 @@ def test_saves_that_begin_late(tmp_path: Path) -> None:
 
 
 class Saver(Hook):
-    """Saves without being a CheckpointHook."""
+    """A hook that saves but is no `CheckpointHook`."""
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         if runner.iter == 29:
             runner.save_checkpoint(runner.work_dir, 'mine.pth')
 
 
-def test_whoever_saves(tmp_path: Path) -> None:
+def test_nan_stops_a_save_of_another_hook(tmp_path: Path) -> None:
     cfg = bad(tmp_path, **{'model.nan_at': (25,)})
     cfg.default_hooks.logger.interval = 100
     runner = Runner.from_cfg(cfg)
@@ -199,7 +199,7 @@ def test_whoever_saves(tmp_path: Path) -> None:
     assert not (tmp_path / 'mine.pth').exists()
 
 
-def test_stops_with_the_stock_logger_too(tmp_path: Path) -> None:
+def test_nan_stops_the_run_with_the_stock_logger(tmp_path: Path) -> None:
     cfg = bad(tmp_path, **{'model.nan_at': (3,)})
     cfg.default_hooks.logger.type = 'LoggerHook'
     cfg.default_hooks.checkpoint = None
@@ -208,22 +208,22 @@ def test_stops_with_the_stock_logger_too(tmp_path: Path) -> None:
     assert [line['step'] for line in logged(tmp_path)] == [10]
 
 
-def test_nothing_outlives_the_runner(tmp_path: Path) -> None:
+def test_hub_does_not_keep_the_runner_alive(tmp_path: Path) -> None:
     runner = train(config(tmp_path, SPARSE, **{'train_cfg.max_iters': 12}))
     hub, alive = runner.message_hub, weakref.ref(runner.model)
     assert ScalarBuffer.of(hub) is None
     history = hub.get_scalar('train/loss')
-    history.update(5.0)  # what it is asked to hold now, it holds at once
+    history.update(5.0)  # takes effect at once
     assert history.current() == 5.0
     del runner
     gc.collect()
     assert alive() is None
 
 
-def test_a_hub_whose_runner_has_gone_is_filled_on(
+def test_hub_can_be_filled_after_its_runner_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a training has failed, and somebody trains something else in the same notebook."""
+    """As by a second training in the same notebook, after one that failed."""
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError
@@ -245,7 +245,7 @@ def test_a_hub_whose_runner_has_gone_is_filled_on(
 
 
 @pytest.mark.parametrize('key', ['loss', 'time'])
-def test_a_key_that_is_taken_away_comes_back(key: str, tmp_path: Path) -> None:
+def test_removed_history_is_created_again(key: str, tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30})
     cfg.default_hooks.timer = dict(type='ThroughputMonitorHook')
     runner = Runner.from_cfg(cfg)
@@ -253,7 +253,7 @@ def test_a_key_that_is_taken_away_comes_back(key: str, tmp_path: Path) -> None:
         Each(lambda r: r.message_hub.log_scalars.pop(f'train/{key}', None) if r.iter == 14 else 0)
     )
     runner.train()
-    (path,) = tmp_path.rglob('scalars.json')  # with times
+    (path,) = tmp_path.rglob('scalars.json')
     assert [(key in json.loads(line)) for line in path.read_text().splitlines()] == [True] * 3
 
 
@@ -265,8 +265,7 @@ class SavesNothing(CheckpointHook):
         pass
 
 
-def test_a_saver_that_is_registered_later_is_found(tmp_path: Path) -> None:
-    """Weights are looked at before they are saved, whoever came when."""
+def test_weights_are_judged_before_a_save_of_a_later_registered_hook(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 12})
     cfg.default_hooks.checkpoint = None
     runner, looked = Runner.from_cfg(cfg), []
@@ -311,7 +310,7 @@ os._exit(0)
 
 
 def test_all_processes_stop_together(tmp_path: Path) -> None:
-    """Without this rank 0, whose loss is finite, would save over the good checkpoint."""
+    """Otherwise rank 0, whose loss is finite, would replace the good checkpoint."""
     processes = [
         subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path)],
@@ -341,13 +340,13 @@ def log_text(tmp_path: Path) -> str:
     return path.read_text()
 
 
-def test_warn_goes_on(tmp_path: Path) -> None:
+def test_warn_continues(tmp_path: Path) -> None:
     train(bad(tmp_path, 'warn', **{'model.nan_at': (25,)}))
     assert 'Non-finite values at iteration 25: loss nan' in log_text(tmp_path)
     assert checkpoints(tmp_path) == ['iter_20.pth', 'iter_40.pth', 'iter_60.pth']
 
 
-def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
+def test_skip_omits_the_update(tmp_path: Path) -> None:
     cfg = bad(
         tmp_path, 'skip', **{'model.nan_at': (25, 26), 'optim_wrapper.type': 'SparseOptimWrapper'}
     )
@@ -360,7 +359,7 @@ def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('counts', [1, 2])
-def test_skip_leaves_running_statistics_out_too(counts: int, tmp_path: Path) -> None:
+def test_skip_omits_running_statistics(counts: int, tmp_path: Path) -> None:
     cfg = bad(
         tmp_path,
         'skip',
@@ -375,12 +374,12 @@ def test_skip_leaves_running_statistics_out_too(counts: int, tmp_path: Path) -> 
     assert all(value.isfinite().all() for value in runner.model.state_dict().values())
 
 
-def test_skip_needs_our_wrapper(tmp_path: Path) -> None:
+def test_skip_needs_a_sparse_wrapper(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs optim_wrapper.type='SparseOptimWrapper'"):
         train(bad(tmp_path, 'skip'))
 
 
-def test_a_gradient_that_is_not_finite_is_reported_where_it_is_clipped(tmp_path: Path) -> None:
+def test_non_finite_gradient_is_reported_with_clipping(tmp_path: Path) -> None:
     cfg = bad(
         tmp_path, **{'model.bad_gradient_at': (27,), 'optim_wrapper.type': 'SparseOptimWrapper'}
     )
@@ -391,29 +390,29 @@ def test_a_gradient_that_is_not_finite_is_reported_where_it_is_clipped(tmp_path:
         train(cfg)
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_errors_that_name_the_key() -> None:
     with pytest.raises(ValueError, match='on_nonfinite'):
         SparseRuntimeInfoHook(on_nonfinite='halt')
-    for wrong in (0, 'many', 1.5):
-        with pytest.raises(ValueError, match='history_length must be a whole number'):
+    for wrong in (0, 'many', 1.5, True):
+        with pytest.raises(ValueError, match='history_length must be an integer of at least 1'):
             SparseRuntimeInfoHook(history_length=wrong)
 
 
-def test_says_what_becomes_of_a_global_window(tmp_path: Path) -> None:
+def test_global_window_is_logged_as_running_mean(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 1})
     cfg.log_processor.custom_cfg = [
         dict(data_src='loss', log_name='all', method_name='mean', window_size='global')
     ]
     train(cfg)
-    assert "'all' over window_size='global' is kept as a running mean" in log_text(tmp_path)
+    assert "'all' over window_size='global' is computed as a running mean" in log_text(tmp_path)
 
 
-def test_no_wait_between_log_points(tmp_path: Path) -> None:
+def test_no_synchronization_between_log_points(tmp_path: Path) -> None:
     cfg = config(tmp_path, SPARSE, **{'train_cfg.max_iters': 30})
     cfg.default_hooks.update(checkpoint=None)
     runner = Runner.from_cfg(cfg)
     runner.call_hook('before_run')
-    waits: list = []
+    found: list = []
 
     class Counting(Hook):
         priority = 'LOWEST'
@@ -424,10 +423,11 @@ def test_no_wait_between_log_points(tmp_path: Path) -> None:
 
         def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
             self.census.__exit__(None, None, None)
-            waits.append([wait for wait in self.census.waits if 'toy.py' not in wait.where])
+            syncs = self.census.waits
+            found.append([sync for sync in syncs if 'toy.py' not in sync.where])
 
     runner.register_hook(Counting())
     runner.train()
-    at_log_points = [len(found) for found in waits[9:29:10]]
+    at_log_points = [len(syncs) for syncs in found[9:29:10]]
     assert at_log_points == [2, 2]  # floats and integers, one copy each
-    assert [found for index, found in enumerate(waits[:29]) if (index + 1) % 10] == [[]] * 27
+    assert [syncs for number, syncs in enumerate(found[:29], 1) if number % 10] == [[]] * 27

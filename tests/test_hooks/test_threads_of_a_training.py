@@ -1,4 +1,4 @@
-"""A training with all parts that start threads: each runs torch with one thread, and is named."""
+"""Each thread of ours has a name and runs torch with one intra-op thread."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from mmtempo.utils.threads import PREFIX, HelperThread
 from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, config
 
-OF_TORCH = 'QueueFeederThread'  # multiprocessing's, one for each worker of torch's loader
+OF_TORCH = 'QueueFeederThread'  # of multiprocessing, one for each worker of torch's loader
 
 
 @HOOKS.register_module()
 class ListsThreads(Hook):
-    """Looks at the process before and after the save of iteration 10."""
+    """List the threads of the process before and after the save of iteration 10."""
 
     priority = 'LOWEST'
     seen: dict[str, Any] = {}
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
-        torch.ones(10**6).add_(1)  # the training's own team is there
+        torch.ones(10**6).add_(1)  # starts the OpenMP team of the main thread
         if runner.iter + 1 == 9:
             self.seen.update(before=native_threads())
         if runner.iter + 1 == 15:
@@ -52,7 +52,7 @@ def threads() -> dict[str, Any]:
 
 
 def train(work_dir: str) -> None:
-    """For a fresh process, which may have loader workers."""
+    """Train in a fresh process, which may start loader workers."""
     torch.set_num_threads(2)
     cfg = config(Path(work_dir), SPARSE, **{'train_cfg.max_iters': 20})
     cfg.train_cfg.type = 'PrefetchIterBasedTrainLoop'
@@ -67,7 +67,7 @@ def train(work_dir: str) -> None:
 def test_threads_of_a_training_have_one_torch_thread_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv('OPENBLAS_NUM_THREADS', '1')  # its pool ends at a fork, and hides others
+    monkeypatch.setenv('OPENBLAS_NUM_THREADS', '1')
     command = f'from {__name__} import train; train({str(tmp_path)!r})'
     subprocess.run([sys.executable, '-W', 'ignore', '-c', command], cwd=ROOT, check=True)
     found = json.loads((tmp_path / 'seen.json').read_text())

@@ -1,7 +1,8 @@
-"""Saves checkpoints beside the training instead of within it."""
+"""Save checkpoints asynchronously."""
 
 from __future__ import annotations
 
+import math
 import os
 import os.path as osp
 from typing import Any
@@ -21,18 +22,20 @@ from mmtempo.checkpoint.weights_check import WeightsCheck
 from mmtempo.evaluation.owed_evaluation import is_owed
 from mmtempo.policies.resume import fit_to_policy
 from mmtempo.system.folder_lock import FolderLock
+from mmtempo.utils.checks import is_number
 
-INTERRUPTED = 'interrupted.pth'  # within an epoch; others are named by how many were completed
+# A checkpoint within an epoch; the names of the others count completed epochs or iterations.
+INTERRUPTED = 'interrupted.pth'
 
 
 @HOOKS.register_module()
 class AsyncCheckpointHook(CheckpointHook):
-    """`CheckpointHook` that does not hold the training up, and that no crash costs a file.
+    """Asynchronous, crash-safe `CheckpointHook`.
 
-    The state is copied while the next iteration computes, and written by a process of its own:
-    beside its place, synced, then renamed; older files go when the new one is durable. Files,
-    their content, `last_checkpoint` and the keys of the message hub are those of
-    `CheckpointHook`; `resume=True` takes the newest checkpoint whose checksums are right.
+    The state is copied while the next iteration computes. A separate process writes the copy to a
+    temporary file, syncs it and renames it; older files are removed once the new one is durable.
+    Files, their content, `last_checkpoint` and the keys of the message hub are those of
+    `CheckpointHook`. `resume=True` takes the newest checkpoint whose checksums are right.
 
     Example::
 
@@ -41,50 +44,50 @@ class AsyncCheckpointHook(CheckpointHook):
                 type='AsyncCheckpointHook', by_epoch=False, interval=5000, max_keep_ckpts=3,
                 save_best='mIoU'))
 
-    A save that fails, because the disk is full for instance, is logged, the files before it stay,
-    and the next one is tried at its time; only a failure of the last one fails the run.
+    A failed save, as on a full disk, is logged and leaves the earlier files untouched; the next
+    save is tried at its usual time. Only a failure of the last save fails the run.
 
-    SIGINT and SIGTERM end the run after the current iteration with a checkpoint; with several
-    processes all end after the same iteration, within about 1 s or one iteration. Stock's loop
-    over epochs cannot begin within one: `interrupted.pth` is saved, and the epoch is repeated;
-    what counts iterations, as a schedule by iteration, counts the repeated ones too.
-    `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal cuts off,
-    or that was due next, is noted in the checkpoint: the prefetching loops do it when the run is
-    resumed, so that `save_best` judges it; stock's loops omit it, and the log says so.
+    SIGINT and SIGTERM end the run after the current iteration with a checkpoint. Several
+    processes end after the same iteration, within about 1 s or one iteration. The stock
+    epoch-based loop cannot resume within an epoch: `interrupted.pth` is saved and the epoch is
+    repeated, so what counts iterations, as a schedule by iteration, counts the repeated ones too.
+    `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal
+    interrupts, or that was due next, is noted in the checkpoint: the prefetching loops run it on
+    resume, so that `save_best` judges it; stock loops omit it and the log reports that.
 
-    A training locks its work dir, and `out_dir`: a second one there ends with an error that names
-    the first. tools/train.py locks before anything is written; a Runner built by hand has by then
-    written its log and config. Several of these hooks in one training share lock and marker; the
-    marker names the newest file of any. On a signal the first of them saves.
+    A training locks its work dir and `out_dir`: a second training there ends with an error that
+    names the first. tools/train.py locks before it writes anything; a Runner built by hand has
+    written its log and config by then. Several of these hooks in one training share the lock and
+    the marker, which names the newest file of any of them. On a signal the first of them saves.
 
-    Weights that are nan or infinite are never published where `SparseRuntimeInfoHook` judges them:
-    such a save fails, and by default the run ends with the advice to resume from the files
-    before it.
+    Weights with nan or infinity are never published where `SparseRuntimeInfoHook` judges them:
+    such a save fails, and by default the run ends with the advice to resume from an earlier file.
 
-    Hooks of users that come after this one, as with priority LOWEST, find each file in its place:
-    where there are such hooks the training waits for the writer, and a line of the log says so.
+    User hooks that are called after this one, as with priority LOWEST, find each file in place:
+    with such hooks the training waits for the writer, and the log reports that.
 
-    Hooks that look at a checkpoint in `before_save_checkpoint` find the tensors of the training
-    itself, on their device: they may exchange them, but not change them in place.
+    In `before_save_checkpoint`, hooks find the live tensors of the training on their device:
+    they may replace them in the checkpoint, but must not change them in place.
 
-    Sharded models, runners that save in a way of their own, and folders that are not local are
-    saved as `CheckpointHook` does; a line of the log says so.
+    Sharded models, runners with another `save_checkpoint` and folders that are not local are
+    saved as by `CheckpointHook`, and the log reports that.
 
-    It logs no keys; each save has a line in the log that tells what it cost.
+    It logs no keys; each save writes a line with its cost to the log.
 
     Args:
-        on_busy: Where the save before is still being written: 'wait' for it, or 'skip' this one.
-            Best and last checkpoints are never skipped. Defaults to 'wait'.
-        on_error: Where a save fails: 'warn' and go on, or 'raise'. Defaults to 'warn'.
+        on_busy: What to do while the previous save is still being written: 'wait' for it, or
+            'skip' this save. Best and last checkpoints are never skipped. Defaults to 'wait'.
+        on_error: What to do after a failed save: 'warn' and continue, or 'raise'. Defaults to
+            'warn'.
         save_on_signal: Whether SIGINT and SIGTERM save before the run ends. Defaults to True.
-        writer_timeout: Seconds that a save may take without any progress, before the writer
-            process is killed and the training process writes the files; larger checkpoints have
-            one second more for each 10 MB. Defaults to 600.0.
-        args: As `CheckpointHook` takes them.
-        kwargs: All arguments of `CheckpointHook`.
+        writer_timeout: Seconds without any progress after which the writer process is killed and
+            the training process writes the files; each 10 MB of a larger checkpoint add one
+            second. Defaults to 600.0.
+        args: Positional arguments of `CheckpointHook`.
+        kwargs: Keyword arguments of `CheckpointHook`.
     """
 
-    # As CheckpointHook: what it saves is what the other hooks have left.
+    # As CheckpointHook: after the other hooks, so that a checkpoint holds their changes.
     priority = 'VERY_LOW'
 
     def __init__(
@@ -104,35 +107,35 @@ class AsyncCheckpointHook(CheckpointHook):
                     f'default_hooks.checkpoint.{name} must be {default!r} or {other!r}, '
                     f'found {value!r}'
                 )
-        if isinstance(writer_timeout, bool) or not writer_timeout > 0:
+        if not (is_number(writer_timeout, above=0) or writer_timeout == math.inf):
             raise ValueError(
-                'default_hooks.checkpoint.writer_timeout must be a number of seconds above 0, '
+                'default_hooks.checkpoint.writer_timeout must be a number above 0, in seconds, '
                 f'found {writer_timeout!r}'
             )
         self.on_busy, self.on_error = on_busy, on_error
         self.writer_timeout = writer_timeout
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
-        self._start_dir: str | None = None  # where a relative `out_dir` begins
-        self._saving: CheckpointSaver | None = None  # None where stock saves
-        self._waits = False  # for each save: hooks of users may read its file
-        self._lock: FolderLock | None = None  # from `before_run` to `after_run` of a training
+        self._start_dir: str | None = None  # the folder that a relative `out_dir` starts from
+        self._saving: CheckpointSaver | None = None  # None: CheckpointHook saves
+        self._waits = False  # for the end of each save, as user hooks may read its file
+        self._lock: FolderLock | None = None  # held from `before_run` to `after_run`
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
         self._stop = StopOnSignal(self._save_on_signal, self._abandon)
         self._fence = SnapshotFence(self._before_change, self._stop.go_on)
 
     @property
     def saves_copies(self) -> bool:
-        """Whether saves leave the training as copies, which are judged apart from it."""
+        """Whether the writer saves copies of the state, and judges the weights in them."""
         return self._saving is not None
 
     @property
     def is_collecting(self) -> bool:
-        """Whether the content of such a save is put together now."""
+        """Whether the content of such a save is being collected now."""
         return self._saving is not None and self._saving.is_collecting
 
     def await_save(self) -> None:
-        """Wait for the save on its way; where it fails, hook and hub name the files before it."""
+        """Wait for the running save; if it fails, make hook and hub name the earlier files."""
         if self._saving is not None:
             self._saving.await_save()
 
@@ -140,8 +143,9 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._lock is None and folder.is_about_to_train(runner):
             self._lock = folder.lock(runner, self, self._asked_dir)
         register_safe_downloads()
-        # Called twice: the fence takes a place before this hook while they are gone through.
-        if self._fence.install(runner) and isinstance(runner, Runner):  # others may save folders
+        # `install` inserts the fence before this hook while the runner iterates over its hooks,
+        # so this method is called twice. Runners of other kinds may save folders.
+        if self._fence.install(runner) and isinstance(runner, Runner):
             folder.repair_marker(runner, folder.resolved(runner, self._asked_dir))
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
@@ -149,13 +153,14 @@ class AsyncCheckpointHook(CheckpointHook):
             fit_to_policy(runner, checkpoint)
 
     def before_train(self, runner: Any) -> None:
-        self.out_dir = self._asked_dir  # stock would add the work dir's name each time
+        # CheckpointHook appends the name of the work dir again at each call.
+        self.out_dir = self._asked_dir
         super().before_train(runner)
         reason = folder.why_stock(runner, self.file_backend)
         if reason is not None:
             runner.logger.warning(
-                f'AsyncCheckpointHook: {reason}; checkpoints are saved as CheckpointHook does, '
-                'which holds the training up, and a signal ends the run without one.'
+                f'AsyncCheckpointHook: {reason}; checkpoints are saved as CheckpointHook does: '
+                'each save blocks the training, and a signal ends the run without a checkpoint.'
             )
             return
         self._start_dir = os.getcwd()
@@ -165,17 +170,17 @@ class AsyncCheckpointHook(CheckpointHook):
         others = change_weights_after(self, runner)
         if others:
             runner.logger.info(
-                f'{", ".join(others)} may change weights right after they are saved: checkpoints '
-                'are copied before the training goes on.'
+                f'AsyncCheckpointHook: {", ".join(others)} may change weights after a save; each '
+                'checkpoint is copied before the training continues.'
             )
         readers = may_read_files(self, runner)
         self._waits = bool(readers)
         if readers:
             runner.logger.info(
-                f'{", ".join(readers)} may read a checkpoint right after it is saved: the training '
-                'waits until each file is durable.'
+                f'AsyncCheckpointHook: {", ".join(readers)} may read a checkpoint after its save; '
+                'the training waits until each file is durable.'
             )
-        # Here in the main thread: it starts the writer process.
+        # Created here, in the main thread, because it starts the writer process.
         self._saving = CheckpointSaver(
             self, runner, self._fence.arm, not others, self.writer_timeout
         )
@@ -184,9 +189,9 @@ class AsyncCheckpointHook(CheckpointHook):
             self._stop.begin(runner)
         if is_owed(runner) and not getattr(runner.train_loop, 'repeats_evaluations', False):
             runner.logger.warning(
-                f'The evaluation after iteration {runner.iter} is missing: the run stopped before '
-                f'it was complete, and {type(runner.train_loop).__name__} does not repeat it; '
-                'PrefetchIterBasedTrainLoop and PrefetchEpochBasedTrainLoop do.'
+                f'The evaluation after iteration {runner.iter} is missing: the run was stopped '
+                f'before its end, and {type(runner.train_loop).__name__} does not repeat it; use '
+                'PrefetchIterBasedTrainLoop or PrefetchEpochBasedTrainLoop.'
             )
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -197,7 +202,7 @@ class AsyncCheckpointHook(CheckpointHook):
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self._saving is not None:
-            # A failure of the last save is told where it counts: at the end.
+            # A failure of the last save must raise, which `after_train` does.
             if self._saving.has_ended and not self.is_last_train_iter(runner):
                 self._saving.report()
             self._stop.after_iteration(runner, batch_idx)
@@ -220,12 +225,12 @@ class AsyncCheckpointHook(CheckpointHook):
         if saving is not None:
             self._fence.ignore()
             try:
-                saving.wait(is_last=True)  # a signal waits for it as well
+                saving.wait(is_last=True)  # before `_stop.end`: a signal must not cut it off
             finally:
                 saving.close()
                 self._saving = None
                 self._stop.end()
-        super().after_train(runner)  # publishes what is durable now
+        super().after_train(runner)  # publishes checkpoints, which are durable by now
 
     def _publish_model(self, runner: Any, ckpt_path: str) -> None:
         if self._start_dir is not None and self._start_dir != os.getcwd():
@@ -238,15 +243,15 @@ class AsyncCheckpointHook(CheckpointHook):
             self._lock = None
 
     def save_now(self, runner: Any) -> None:
-        """Between two iterations: save, and return when that is durable.
+        """Save and return once the checkpoint is durable; call it between two iterations.
 
-        For who ends a training by an error of its own, as a loop does that gets no more batches.
+        For a loop that is about to end the training with an error, as when its loader fails.
         """
         if self._saving is not None and runner.iter:
             self._save_on_stop(runner, runner.epoch, runner.iter)
 
     def _is_first_for_signals(self, runner: Any) -> bool:
-        """Whether it saves on a signal, and none of these hooks that comes earlier does."""
+        """Return whether this is the first hook of this type that saves on a signal."""
         hooks = [hook for hook in runner.hooks if isinstance(hook, AsyncCheckpointHook)]
         able = [hook for hook in hooks if hook.save_on_signal and hook.saves_copies]
         return self.save_on_signal and (self not in able or able[0] is self)
@@ -262,10 +267,10 @@ class AsyncCheckpointHook(CheckpointHook):
         is_last = self.is_last_train_epoch if self.by_epoch else self.is_last_train_iter
         saving = self._saving
         if self.on_busy == 'skip' and saving is not None and saving.is_busy and not is_last(runner):
-            # With its name, or mmengine's logger takes it for one that was said before.
+            # Named, because mmengine's logger drops a warning whose text it has shown before.
             name = self.filename_tmpl.format((runner.epoch if self.by_epoch else runner.iter) + 1)
             runner.logger.warning(
-                f"{name} is skipped: the save before is still being written (on_busy='skip')."
+                f"{name}: skipped, the previous save is still being written (on_busy='skip')."
             )
             return
         super()._save_checkpoint(runner)
@@ -312,7 +317,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
-        """Have the file in its place before hooks of users are called that may read it."""
+        """Wait for the file if user hooks that are called later may read it."""
         if self._saving is not None and self._waits:
             self._saving.await_save()
 
@@ -323,16 +328,16 @@ class AsyncCheckpointHook(CheckpointHook):
         self._save_on_stop(runner, epoch, iteration, anew)
         weights = WeightsCheck.of(runner)
         if weights is not None:
-            weights.stop()  # where they are bad, that is how the run ends
+            weights.stop()  # bad weights end the run with their error instead
 
     def _save_on_stop(self, runner: Any, epoch: int, iteration: int, anew: bool = False) -> None:
-        """Save what is reached, unless it is saved; returns when that is durable.
+        """Save the reached state unless it is saved; return once that is durable.
 
         Args:
-            runner: Of the training.
-            epoch: Completed epochs.
-            iteration: Completed iterations.
-            anew: Also where it is saved already. Defaults to False.
+            runner: The runner of the training.
+            epoch: Number of completed epochs.
+            iteration: Number of completed iterations.
+            anew: Whether to save a state that is saved already. Defaults to False.
         """
         assert self._saving is not None
         self._saving.wait()
@@ -342,7 +347,7 @@ class AsyncCheckpointHook(CheckpointHook):
             start = epoch * len(runner.train_dataloader)
             is_within_epoch = iteration != start
         if is_within_epoch and repeats_epochs(runner):
-            meta['iter'] = start  # the loop counts the iterations of the epoch again
+            meta['iter'] = start  # the loop repeats, and counts, the iterations of the epoch
             runner.logger.warning(
                 f'Epoch {epoch + 1} is not complete; when resumed, it is repeated from its start.'
             )

@@ -1,4 +1,4 @@
-"""Writes camera image, prediction and truth side by side."""
+"""Draw camera images, predicted map and true map into one picture per test sample."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmtempo.datasets.images.decode import decode, read_file, write_image
+from mmtempo.utils.units import counted
 from mmtempo.workloads.bev.datasets.transforms.load_camera_image import FLAGS as CAMERA_FLAGS
 from mmtempo.workloads.bev.structures.bev_data_sample import BEVDataSample
 from mmtempo.workloads.bev.structures.labels import PALETTE
@@ -23,21 +24,26 @@ def paint_bev(
     valid: np.ndarray | None = None,
     palette: Sequence[Sequence[int]] = PALETTE,
 ) -> np.ndarray:
-    """Colour planes (classes, rows, columns) as BGR, the first row at the bottom."""
+    """Return planes (classes, rows, columns) as a BGR image, with the first row at the bottom.
+
+    Args:
+        occupancy: A boolean plane for each class; later classes are drawn over earlier ones.
+        valid: Cells that count in the evaluation; the others are darkened. Defaults to None: all.
+        palette: RGB colour of each class. Defaults to PALETTE.
+    """
     image = np.full((*occupancy.shape[1:], 3), 255, np.uint8)
     for plane, colour in zip(occupancy, palette):
         image[plane] = colour[::-1]
     if valid is not None:
-        # What does not count is shown, but dark.
         image[~valid] //= 3
     return image[::-1]
 
 
 @HOOKS.register_module()
 class BEVVisualizationHook(Hook):
-    """Write one PNG a test sample: camera images, prediction, truth.
+    """Write one PNG per test sample: camera images, predicted map and true map side by side.
 
-    Off by default; `tools/test.py --show-dir DIR` turns it on.
+    It is off by default; `tools/test.py --show-dir DIR` turns it on.
 
     Example::
 
@@ -46,14 +52,14 @@ class BEVVisualizationHook(Hook):
     It logs no keys.
 
     Args:
-        draw: Whether to write anything. Defaults to False.
-        out_dir: Folder for the pictures, made if missing. Defaults to None:
-            `vis_bev` in the run's log folder.
-        height: Of the pictures, in pixels. Defaults to 392.
-        threshold: Probability above which a cell counts as occupied. Defaults to 0.5.
+        draw: Whether to write pictures. Defaults to False.
+        out_dir: Folder for the pictures, created if missing. Defaults to None: `vis_bev` in the
+            log folder of the run.
+        height: Height of the pictures in pixels. Defaults to 392.
+        threshold: Probability above which a cell is drawn as occupied. Defaults to 0.5.
     """
 
-    # Reads what the iteration left behind; nobody waits for it.
+    # After the other hooks: it only reads the outputs, and no hook needs the pictures.
     priority = 'LOW'
 
     def __init__(
@@ -90,7 +96,10 @@ class BEVVisualizationHook(Hook):
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if self.draw:
-            runner.logger.info(f'{self._written} pictures in {osp.abspath(str(self.out_dir))}')
+            runner.logger.info(
+                f'BEVVisualizationHook: {counted(self._written, "picture")} in '
+                f'{osp.abspath(str(self.out_dir))}'
+            )
 
     def _picture(self, sample: BEVDataSample, palette: Sequence[Sequence[int]]) -> np.ndarray:
         camera = self._cameras(sample.img_path)
@@ -104,7 +113,7 @@ class BEVVisualizationHook(Hook):
         return np.hstack([self._scaled(part) for part in [camera, *maps]])
 
     def _cameras(self, paths: str | Sequence[str]) -> np.ndarray:
-        """The camera's image, or those of all cameras in rows of three."""
+        """Return the image of the camera, or those of several cameras in rows of three."""
         if isinstance(paths, str):
             return decode(read_file(paths, 'image'), CAMERA_FLAGS, paths, 'image')
         images = [self._scaled(self._cameras(path)) for path in paths]

@@ -1,4 +1,4 @@
-"""Changes how a model is computed, where no key of a config does."""
+"""Tune how a model is computed: memory format, TF32, checkpointing, compilation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from mmtempo.models.channels_last import in_usual_layout, match_state, take_chan
 from mmtempo.models.compile_check import check_compile, why_not_compiled
 from mmtempo.utils.modules import find_modules
 from mmtempo.utils.runner import optimizers_of, unwrapped
+from mmtempo.utils.units import counted
 
 KEY = 'custom_hooks: ModelTuningHook'
-PARTS = ('backbone', 'neck')  # what is called as a whole; heads of mmseg are not
+PARTS = ('backbone', 'neck')  # called as a whole, unlike the heads of mmseg
 
 
 @HOOKS.register_module()
 class ModelTuningHook(Hook):
     """Memory format, TF32, activation checkpointing and compilation of a model that trains.
 
-    All of it is done when a training begins, each with a line in the log. Names in a state dict
-    stay the same, so stock reads the checkpoints, and checkpoints of runs without this hook go on
-    with it and the other way round. It is taken back at the end of the run, but for the layout of
-    the parameters and what is compiled. Other runs, as a test alone, are left as they are.
+    Everything is applied when a training begins, each with a line in the log. The names in a
+    state dict stay the same, so that stock parts read the checkpoints, and a run may be resumed
+    with or without this hook. It is undone at the end of the run, except for the layout of the
+    parameters and compiled modules. Runs without training are left unchanged.
 
     Example::
 
@@ -38,24 +39,24 @@ class ModelTuningHook(Hook):
     It logs no keys.
 
     Args:
-        channels_last: Whether convolutions are computed with channels last, as tensor cores
-            want it. Parameters, the optimizer's state, and what the backbone is given, or else
-            the model, get that layout. Defaults to False.
-        tf32: Whether matrix products and convolutions of float32 on CUDA may round what they
-            multiply to TF32. Defaults to None: as torch has it, that is convolutions only.
-        activation_checkpointing: Names of modules that keep their inputs alone and are computed
-            again in the backward pass; lists of modules stand for their items. 'auto' takes all
-            modules whose class knows `with_cp` (blocks of mmseg's Swin, ResNet, MiT, HRNet, ...);
-            if there are none, the stages of the backbone (`stages`, `layers`, or `layer1` and so
-            on); if there are none, its children. Defaults to None: none.
-        compile: Modules to compile and how, as `dict(modules='auto', mode='default')`, with
-            other arguments of `torch.compile` as `mode='reduce-overhead'` or 'max-autotune';
-            'auto' are backbone and neck. Experimental: averages of batch norms move twice where
-            a module is checkpointed as well. Where the compiler doesn't work here, the log says
-            why, and the run does without. Defaults to None: nothing.
+        channels_last: Whether convolutions are computed with channels last, the layout that
+            tensor cores prefer. Parameters, the state of the optimizer, and the inputs of the
+            backbone (of the model if it has none) get that layout. Defaults to False.
+        tf32: Whether float32 matrix products and convolutions on CUDA may round their operands to
+            TF32. Defaults to None: as torch is set, by default for convolutions only.
+        activation_checkpointing: Names of modules that keep their inputs only and are computed
+            again in the backward pass; a name of a list of modules stands for its items. 'auto'
+            takes all modules whose class knows `with_cp` (blocks of mmseg's Swin, ResNet, MiT,
+            HRNet, ...); if there are none, the stages of the backbone (`stages`, `layers`, or
+            `layer1` and so on); if there are none, its children. Defaults to None: none.
+        compile: Modules to compile and arguments of `torch.compile`, as
+            `dict(modules='auto', mode='default')`; 'auto' takes backbone and neck, and the mode
+            may be 'reduce-overhead' or 'max-autotune'. Experimental: batch norm averages move
+            twice in a module that is checkpointed as well. If the compiler does not work on this
+            machine, the log says why and the run continues without. Defaults to None: nothing.
     """
 
-    # Before hooks that look at the model or copy it when the training begins.
+    # Before hooks that read or copy the model when the training begins, as EMAHook.
     priority = 'HIGH'
 
     def __init__(
@@ -71,41 +72,41 @@ class ModelTuningHook(Hook):
         self._undo: list[Callable[[], None]] = []
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise, naming the config's key, where a part that it is to find is not there."""
+        """Raise an error that names the config key if the model lacks a named module."""
         self._units(model)
         self._to_compile(model)
 
     def before_train(self, runner: Any) -> None:
-        self.after_run(runner)  # of a training that has failed, begun again by hand
-        model, say = unwrapped(runner.model), runner.logger.info
-        # All names are looked up before anything is changed.
+        self.after_run(runner)  # a failed training that is started again has not called it
+        model, info = unwrapped(runner.model), runner.logger.info
+        # Look up all names before anything is changed, so that an error leaves the model as it is.
         units = self._units(model)
         to_compile = self._to_compile(model)
         if self.tf32 is not None:
             self._allow_tf32(self.tf32)
-            say(f'ModelTuningHook.tf32={self.tf32}: of matrix products and convolutions on CUDA')
+            info(f'ModelTuningHook.tf32={self.tf32}: for matrix products and convolutions on CUDA')
         if self.channels_last:
             name = 'backbone' if isinstance(getattr(model, 'backbone', None), nn.Module) else ''
             count, undo = take_channels_last(model, model.get_submodule(name))
             self._undo.append(undo)
-            say(
+            info(
                 f'ModelTuningHook.channels_last: {count} parameters of {type(model).__name__}, '
-                f'and what its {name or "forward"} is given'
+                f'and the inputs of its {name or "forward"}'
             )
         turned = sum(map(match_state, optimizers_of(runner)))
         if turned:
-            say(f'ModelTuningHook: {turned} tensors of optimizers got the layout of parameters')
+            info(f'ModelTuningHook: {turned} optimizer tensors got the layout of their parameters')
         if units is not None:
-            tell = say if units else runner.logger.warning
-            tell(f'ModelTuningHook.activation_checkpointing: {_listed(units)}')
+            log = info if units else runner.logger.warning
+            log(f'ModelTuningHook.activation_checkpointing: {_listed(units)}')
             for unit in dict.fromkeys(units.values()):
                 self._undo.append(checkpoint_module(unit))
         if to_compile is not None:
             self._compile(runner, to_compile)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        # A model is loaded in whatever layout it has, the state of its optimizer in that of the
-        # file, which fused optimizers take for that of the parameters.
+        # Loading keeps the layout of the model but takes that of the file for the optimizer
+        # state, and fused optimizers assume that it equals the layout of the parameters.
         if self.channels_last and 'optimizer' in checkpoint:
             checkpoint['optimizer'] = in_usual_layout(checkpoint['optimizer'])
 
@@ -134,7 +135,8 @@ class ModelTuningHook(Hook):
 
         def undo() -> None:
             matmul.allow_tf32, cudnn.allow_tf32 = before
-            if torch.get_float32_matmul_precision() != precision:  # 'medium' allows it too
+            # 'medium' allows TF32 as well, so the flag alone does not restore the precision.
+            if torch.get_float32_matmul_precision() != precision:
                 torch.set_float32_matmul_precision(precision)
 
         self._undo.append(undo)
@@ -144,15 +146,17 @@ class ModelTuningHook(Hook):
         options = {key: value for key, value in (self.compile or {}).items() if key != 'modules'}
         reason = why_not_compiled(next(runner.model.parameters()).device, options)
         if reason is not None:
-            runner.logger.warning(f'ModelTuningHook.compile: trains without; {reason}')
+            runner.logger.warning(f'ModelTuningHook.compile: not compiled, {reason}')
             return
-        runner.logger.info(f'ModelTuningHook.compile, {options}: {_listed(modules)}')
+        runner.logger.info(f'ModelTuningHook.compile: {_listed(modules)}, with {options}')
         for module in modules.values():
             module.compile(**options)
 
 
 def _listed(modules: dict[str, nn.Module]) -> str:
-    """How many of which class; there may be none."""
+    """Return the number of modules of each class as text."""
     kinds = Counter(type(module).__name__ for module in modules.values())
     counts = ', '.join(f'{count} {kind}' for kind, count in kinds.items())
-    return f'{len(modules)} modules ({counts})' if modules else "'auto' has found no modules"
+    if not modules:
+        return "'auto' found no modules; name them"
+    return f'{counted(len(modules), "module")} ({counts})'

@@ -1,4 +1,4 @@
-"""Changes crop, image and batch size while the training goes on."""
+"""Change crop size, image size and batch size during a training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEEDED = (PrefetchEpochBasedTrainLoop, PrefetchIterBasedTrainLoop)
 
 @HOOKS.register_module()
 class ProgressiveTrainingHook(Hook):
-    """Small crops in large batches first, large crops in small batches later, in one run.
+    """Training in stages: small crops in large batches first, large crops in small ones later.
 
     Example::
 
@@ -34,45 +34,48 @@ class ProgressiveTrainingHook(Hook):
                     dict(begin=4000, crop_size=(256, 256), batch_size=4),
                 ])]
 
-    What a stage does not name stays as it was before, but for `lr_scale`:
+    A stage inherits what it does not name from the previous stage, except `lr_scale`:
 
     ===============  ================================================================
     key              what it changes
     ===============  ================================================================
-    ``begin``        iterations before it, also where `train_cfg` counts epochs
-    ``crop_size``    height and width of `RandomCrop` and those derived from it, of
+    ``begin``        iterations before the stage, also where `train_cfg` counts epochs
+    ``crop_size``    height and width of `RandomCrop` and classes derived from it, of
                      `BEVRandomCrop`, and of the preprocessor's `size` if it has one
     ``scale``        width and height of `Resize`, `RandomResize`, `RandomChoiceResize`
-    ``pipeline``     attributes of any transform, which most of them name as their
+    ``pipeline``     attributes of any transform, which most transforms name like their
                      arguments: ``{'RandomCrop': dict(cat_max_ratio=0.9)}``
-    ``batch_size``   samples of a batch in each process
-    ``lr_scale``     a factor; 'linear' or 'sqrt': with the batch, against that of
-                     `train_dataloader.batch_size`. Of each stage: 'linear' if not given
+    ``batch_size``   samples per batch in each process
+    ``lr_scale``     a factor, or a rule: 'linear' or 'sqrt' in the ratio of the batch
+                     size to `train_dataloader.batch_size`. 'linear' where not given
     ===============  ================================================================
 
-    The run is the same whether it was resumed or not: the stage follows from the iteration. No
-    sample of an epoch is left out or comes twice. Schedules never see the factor, which is on
-    the learning rate during iterations only: it is `schedule(iteration) * factor` with any of
-    them, in the log too, and checkpoints hold that of the schedule.
+    A resumed run equals one that was not interrupted: the stage follows from the iteration. A
+    change of stage within an epoch neither skips nor repeats a sample. The factor on the learning
+    rate applies during iterations only, so that schedules never see it: the rate is
+    `schedule(iteration) * factor` for any schedule, also in the log, and checkpoints hold the
+    rate of the schedule.
 
-    It needs a prefetching train loop. One that counts epochs trains `max_epochs` of them, and a
-    stage may begin within one; what was counted in iterations when the loop was built, as the
-    remaining time and schedules with `convert_to_iter_based`, is for the config's batch size.
+    It needs a prefetching train loop. A loop that counts epochs trains `max_epochs` epochs, and a
+    stage may begin within one; numbers of iterations that are computed when the loop is built, as
+    for the remaining time and for schedules with `convert_to_iter_based`, assume the configured
+    batch size.
 
-    It logs no keys; each change has a line in the log.
+    It logs no keys; each change of stage writes a line to the log.
 
     Args:
-        stages: Dicts, in the order in which they begin. Defaults to (): nothing changes.
+        stages: Dicts, in the order in which the stages begin. Defaults to (): no change.
     """
 
-    # First: the log shows the learning rate that iterations have, schedules see their own.
+    # First, so that the log shows the scaled rate, and schedules see the rate that they have set.
     priority = 'HIGHEST'
 
     def __init__(self, stages: Sequence[dict] = ()) -> None:
         self.stages = parse_stages(stages)
         self._rate = LRFactor()
         self._transforms: Any = None
-        self._configured: int | None = None  # batch size that the learning rate is for
+        # The batch size that the configured learning rate is for.
+        self._configured: int | None = None
 
     def before_train(self, runner: Any) -> None:
         self._rate = LRFactor()
@@ -104,10 +107,16 @@ class ProgressiveTrainingHook(Hook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if 'optimizer' in checkpoint:
-            self._rate.mend(runner.optim_wrapper, checkpoint['optimizer'])
+            self._rate.restore(runner.optim_wrapper, checkpoint['optimizer'])
 
     def _enter(self, runner: Any, stage: Stage, done: int) -> None:
-        """Begin a stage, or go on in it, behind so many iterations."""
+        """Begin or continue a stage.
+
+        Args:
+            runner: The runner of the training.
+            stage: The stage.
+            done: Number of completed iterations.
+        """
         loader, before = runner.train_dataloader, self._rate.factor
         changes = [
             change
@@ -121,24 +130,26 @@ class ProgressiveTrainingHook(Hook):
             loader.batch_sampler.batch_size = loader.batch_size = stage.batch_size
         hint = ''
         if changes:
-            # Workers have copies of the transforms: they are started anew, behind what the
-            # training was given. With drop_last that may be too near to an epoch's end for
-            # one batch more, so the place is looked at again.
-            loader.seek(_place(runner, loader, done))
+            # Workers hold copies of the transforms, so they are restarted after received batches.
+            # With drop_last the rest may be less than a batch of the new size: `seek` checks it.
+            loader.seek(_position(runner, loader, done))
             loader.close()
             searched = ', cudnn.benchmark searches again' * torch.backends.cudnn.benchmark
-            hint = f'; what is compiled for one shape is compiled again{searched}'
+            hint = f'; modules compiled for a fixed shape are compiled again{searched}'
         self._rate.factor = stage.learning_rate(self._configured)
         if self._rate.factor != before:
             changes.append(f'learning rate x {before:g} -> x {self._rate.factor:g}')
         runner.logger.info(
             f'Stage {self.stages.index(stage) + 1} of {len(self.stages)}, after {done} iterations: '
-            f'{", ".join(changes) or "nothing changes"}{hint}'
+            f'{", ".join(changes) or "no change"}{hint}'
         )
 
 
 def _pad_to(runner: Any, size: tuple[int, int] | None) -> list[str]:
-    """Of mmseg's preprocessor and ours; one that pads to a multiple has no size."""
+    """Set the size that the data preprocessor pads to, if it has one; return what changed.
+
+    mmseg's preprocessor and ours have a size; one that pads to a multiple has none.
+    """
     preprocessor: Any = getattr(unwrapped(runner.model), 'data_preprocessor', None)
     before = getattr(preprocessor, 'size', None)
     if size is None or not isinstance(before, (list, tuple)) or tuple(before) == size:
@@ -147,11 +158,11 @@ def _pad_to(runner: Any, size: tuple[int, int] | None) -> list[str]:
     return [f'data_preprocessor.size {tuple(before)} -> {size}']
 
 
-def _place(runner: Any, loader: Any, done: int) -> StreamPosition:
-    """Behind what the training was given.
+def _position(runner: Any, loader: Any, done: int) -> StreamPosition:
+    """Return the position after the batches that the training has received.
 
-    As the checkpoint has it, if it was resumed: the loop has gone there already, but with the
-    other batch size.
+    In a resumed training it is that of the checkpoint: the loop has sought it already, but with
+    the configured batch size.
     """
     noted = dict(runner.message_hub.runtime_info.get(PLACE) or {})
     noted.pop('per_iteration', None)

@@ -1,4 +1,4 @@
-"""Says at the end of a run where everything lies."""
+"""Log where the results of a run are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from mmengine.dist import all_gather_object
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from mmtempo.utils.units import counted, duration
+
 
 @HOOKS.register_module()
 class RunSummaryHook(Hook):
-    """At the end of training: how long it took, where everything lies, what was skipped.
+    """A summary at the end of a training: its duration, its files and the skipped samples.
 
     Example::
 
@@ -22,10 +24,10 @@ class RunSummaryHook(Hook):
     It logs one block of text and no keys.
 
     Args:
-        show: Most names of skipped samples to list. Defaults to 5.
+        show: Largest number of skipped samples to list by name. Defaults to 5.
     """
 
-    # Last of all: the checkpoint of the last iteration is on disk by then.
+    # Last of all hooks, so that the checkpoint of the last iteration is on disk by then.
     priority = 'LOWEST'
 
     def __init__(self, show: int = 5) -> None:
@@ -38,15 +40,15 @@ class RunSummaryHook(Hook):
         self._first_iter = runner.iter
 
     def after_train(self, runner: Any) -> None:
-        seconds = round(time.perf_counter() - self._started)
-        done = runner.iter - self._first_iter
-        lines = [f'{done} iterations in {seconds // 60} min {seconds % 60} s, with evaluation']
+        took = duration(time.perf_counter() - self._started)
+        done = counted(runner.iter - self._first_iter, 'iteration')
+        lines = [f'{done} in {took}, evaluations included']
         checkpoint = runner.message_hub.runtime_info.get('last_ckpt')
         if checkpoint:
             lines.append(f'checkpoint  {checkpoint}')
         config = runner.cfg.filename
         if config:
-            # The dumped copy holds everything that --cfg-options changed.
+            # The dumped copy includes the changes by --cfg-options.
             config = osp.join(runner.work_dir, osp.basename(config))
             lines.append(f'config      {config}')
         lines.append(f'logs        {runner.log_dir}')
@@ -66,12 +68,12 @@ class RunSummaryHook(Hook):
             more = f'\n  ... and {len(names) - self.show} more' if len(names) > self.show else ''
             listing = ''.join(f'\n  {name}' for name in names[: self.show])
             runner.logger.warning(
-                f'{len(names)} bad samples of {split} were skipped:{listing}{more}'
+                f'{counted(len(names), "bad sample")} of {split} skipped:{listing}{more}'
             )
 
 
 def _bad_samples(dataset: Any) -> list[str]:
-    """What a data set skipped, also below wrappers such as RepeatDataset and ConcatDataset."""
+    """Return the samples that a dataset skipped, also within wrappers as `RepeatDataset`."""
     if hasattr(dataset, 'bad_samples'):
         return dataset.bad_samples()
     inner = [*getattr(dataset, 'datasets', []), getattr(dataset, 'dataset', None)]

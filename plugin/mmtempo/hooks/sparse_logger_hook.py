@@ -1,15 +1,13 @@
-"""Logs what has arrived from the device, without waiting for it."""
+"""Log scalars once they have arrived from the device, without waiting for it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from functools import cached_property
 from typing import Any
 
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook, LoggerHook
-from mmengine.logging import MessageHub
+from mmengine.hooks import LoggerHook
 from mmengine.registry import HOOKS
 
 from mmtempo.checkpoint.content import leaves_late_parts
@@ -19,47 +17,49 @@ from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_file import LogFile
 from mmtempo.logging.log_points import ALONG, writes_line
 from mmtempo.logging.progress_bar import ProgressBar
+from mmtempo.logging.remaining_work import evaluations_left, saves_left
+from mmtempo.logging.runner_view import LogPoint, RunnerView
 from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.utils.write_guard import WriteGuard
 
 
 @HOOKS.register_module()
 class SparseLoggerHook(LoggerHook):
-    """`LoggerHook` that never waits for the device, and tells a truer remaining time.
+    """`LoggerHook` that never waits for the device.
 
-    At a log point the values of the window start their way to the host, all in one copy; the
-    line is printed as soon as they are there, a few iterations later on a GPU, with the
-    iteration and values of its log point. Text, JSON and visualizer get what `LoggerHook` gives.
+    At a log point one copy of the window's values to the host is started. The line is written as
+    soon as they have arrived, a few iterations later on a GPU, with the iteration and the values
+    of its log point. Text, JSON and visualizer get what `LoggerHook` writes.
 
     Example::
 
         default_hooks = dict(logger=dict(type='SparseLoggerHook', interval=50, progress='auto'))
 
-    It logs the same keys as `LoggerHook`; one of them means more:
+    It logs the keys of `LoggerHook`, of which one covers more:
 
     ========  ====================================================================
     key       value
     ========  ====================================================================
-    ``eta``   time left, with the evaluations and checkpoints to come, by what they
-              cost so far, and without the first ten iterations' slowness
+    ``eta``   time left, including the evaluations and saves to come at their mean
+              cost so far, and without the cost of the first ten iterations
     ========  ====================================================================
 
-    A line that cannot be written, as on a full disk, is dropped: the first one is reported, the
-    next ones are tried and counted. Visualizer backends after the one that fails miss it as well.
-    The same holds for the `.log` file.
+    A line that cannot be written, as on a full disk, is dropped; so is a line of the `.log` file.
+    The first failure is reported, and later lines are tried and counted. A visualizer backend
+    that comes after the failing one misses the line as well.
 
     Args:
-        progress: A live bar below the log: 'bar', 'off', or 'auto', where standard output is a
-            terminal. Defaults to 'auto'.
-        args: As `LoggerHook` takes them.
-        kwargs: All arguments of `LoggerHook`: `interval`, `ignore_last`, `interval_exp_name`,
+        progress: Live progress bar below the log: 'bar', 'off', or 'auto' for a bar if standard
+            output is a terminal. Defaults to 'auto'.
+        args: Positional arguments of `LoggerHook`.
+        kwargs: Keyword arguments of `LoggerHook`: `interval`, `ignore_last`, `interval_exp_name`,
             `out_dir`, `out_suffix`, `keep_local`, `log_metric_by_epoch`, `backend_args`.
     """
 
-    # As LoggerHook: after the timer, before scheduler and checkpoint.
+    # As LoggerHook: after the timer, whose values it logs, and before scheduler and checkpoint.
     priority = 'BELOW_NORMAL'
-    # A line is written some iterations after its log point: it takes along what other hooks have
-    # put into the message hub under `ALONG`, and `flush` writes it at once.
+    # A line is written after its log point, so other hooks add scalars of that step to it under
+    # `ALONG` in the message hub; `flush` writes the pending line at once.
     writes_late = True
 
     def __init__(self, *args: Any, progress: str = 'auto', **kwargs: Any) -> None:
@@ -72,8 +72,8 @@ class SparseLoggerHook(LoggerHook):
         self._bar: ProgressBar | None = None
         self._remaining = RemainingTime()
         self._val_started, self._is_evaluating = 0.0, False
-        self._line: tuple[_Moment, int] | None = None
-        self._guard: WriteGuard | None = None  # of the run
+        self._line: tuple[LogPoint, int] | None = None  # the pending line and its batch
+        self._guard: WriteGuard | None = None
 
     def before_run(self, runner: Any) -> None:
         super().before_run(runner)
@@ -83,7 +83,7 @@ class SparseLoggerHook(LoggerHook):
     def before_train(self, runner: Any) -> None:
         self._remaining = RemainingTime()
         self._line = None
-        self._close_bar()  # of a training that failed
+        self._close_bar()  # left by a failed training
         wanted = self.progress == 'bar' or (self.progress == 'auto' and sys.stdout.isatty())
         if wanted and is_main_process():
             self._bar = ProgressBar(runner.max_iters, runner.logger)
@@ -96,13 +96,13 @@ class SparseLoggerHook(LoggerHook):
             self._bar.advance(runner.iter + 1, lambda: self._seconds_left(runner))
         scalars = ScalarBuffer.of(runner.message_hub)
         if scalars is None or not writes_line(self, runner, batch_idx):
-            view = _View(runner, self._guarded(runner))
+            view = RunnerView(runner, self._guarded(runner))
             super().after_train_iter(view, batch_idx, data_batch, outputs)
         else:
             self._log(wait=True)
             self._set_eta(runner)
             visualizer = self._guarded(runner, runner.message_hub.runtime_info.pop(ALONG, None))
-            self._line = _Moment(runner, scalars, visualizer), batch_idx
+            self._line = LogPoint(runner, scalars, visualizer), batch_idx
         self._log(wait=False)
 
     def before_val(self, runner: Any) -> None:
@@ -112,7 +112,7 @@ class SparseLoggerHook(LoggerHook):
             self._bar.stage('evaluation')
 
     def after_val_iter(self, runner: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        # Lines in their order: that of the training is before those of the evaluation.
+        # The pending line of the training is written before those of the evaluation.
         self._log(wait=self.every_n_inner_iters(batch_idx, self.interval))
         super().after_val_iter(runner, batch_idx, *args, **kwargs)
 
@@ -122,7 +122,7 @@ class SparseLoggerHook(LoggerHook):
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._log(wait=True)
-        super().after_val_epoch(_View(runner, self._guarded(runner)), metrics)
+        super().after_val_epoch(RunnerView(runner, self._guarded(runner)), metrics)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         write = super().after_test_epoch
@@ -131,7 +131,7 @@ class SparseLoggerHook(LoggerHook):
     @leaves_late_parts
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=not is_copied_now(runner))
-        if not self._is_evaluating:  # a save there is part of what the evaluation costs
+        if not self._is_evaluating:  # there it is part of the cost of the evaluation
             self._remaining.saved()
 
     def after_train(self, runner: Any) -> None:
@@ -140,51 +140,50 @@ class SparseLoggerHook(LoggerHook):
 
     def after_run(self, runner: Any) -> None:
         self._close_bar()
-        super().after_run(_View(runner, self._guarded(runner)))
+        super().after_run(RunnerView(runner, self._guarded(runner)))
 
     def flush(self) -> None:
-        """Write the line that is due; waits for its values."""
+        """Write the pending line; waits for its values."""
         self._write(wait=True)
 
     def _log(self, wait: bool) -> None:
-        moment = self._write(wait)
-        if moment is not None:
-            moment.scalars.check()
+        point = self._write(wait)
+        if point is not None:
+            point.scalars.check()
 
-    def _write(self, wait: bool) -> _Moment | None:
-        """Write the line that is due, once its values are there; returns its log point."""
+    def _write(self, wait: bool) -> LogPoint | None:
+        """Write the pending line if its values have arrived, and return its log point.
+
+        Args:
+            wait: Whether to wait for the values.
+        """
         if self._line is None:
             return None
-        moment, batch_idx = self._line
-        if not moment.scalars.arrived(moment.window, wait):
+        point, batch_idx = self._line
+        if not point.scalars.arrived(point.window, wait):
             return None
         self._line = None
-        super().after_train_iter(moment, batch_idx)
-        return moment
+        super().after_train_iter(point, batch_idx)
+        return point
 
     def _set_eta(self, runner: Any) -> None:
         seconds = self._seconds_left(runner)
-        # Without a timer stock shows none either.
+        # `LoggerHook` shows no remaining time without a timer either.
         if seconds is not None and runner.message_hub.get_info('eta') is not None:
             runner.message_hub.update_info('eta', seconds)
 
     def _seconds_left(self, runner: Any) -> float | None:
-        done, total = runner.iter + 1, runner.max_iters
-        saves = sum(
-            (runner.max_epochs - runner.epoch) / hook.interval
-            if hook.by_epoch
-            else _times_left(done, total, hook.interval, at_end=hook.save_last)
-            for hook in runner.hooks
-            if isinstance(hook, CheckpointHook) and hook.interval > 0
+        done = runner.iter + 1
+        return self._remaining.left(
+            runner.max_iters - done, evaluations_left(runner, done), saves_left(runner, done)
         )
-        return self._remaining.left(total - done, _evaluations_left(runner, done), saves)
 
     def _guarded(self, runner: Any, along: dict | None = None) -> GuardedScalars:
         return GuardedScalars(runner, self._guard_of(runner), self.json_log_path, along)
 
     def _guard_of(self, runner: Any) -> WriteGuard:
         if self._guard is None:
-            # As an error: mmengine drops a warning that it has shown before.
+            # As errors, because mmengine drops a warning whose text it has shown before.
             self._guard = WriteGuard('scalars of the log', runner.logger.error)
         return self._guard
 
@@ -192,47 +191,3 @@ class SparseLoggerHook(LoggerHook):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def _evaluations_left(runner: Any, done: int) -> int:
-    """Evaluations to come: an iteration-based loop counts them in iterations, others in epochs."""
-    loop = runner.train_loop
-    if runner.val_loop is None or not getattr(loop, 'val_interval', 0):
-        return 0
-    by_epoch = hasattr(loop, 'run_epoch')
-    done, total = (loop.epoch, loop.max_epochs) if by_epoch else (done, loop.max_iters)
-    first = max(done, loop.val_begin - 1)
-    return _times_left(first, total, loop.val_interval, at_end=True)
-
-
-def _times_left(done: int, total: int, interval: int, at_end: bool) -> int:
-    """How often what comes every so many is still to come; `at_end` also when that is odd."""
-    last = -(-total // interval) if at_end else total // interval
-    return max(0, last - done // interval)
-
-
-class _View:
-    """The runner with another visualizer."""
-
-    def __init__(self, runner: Any, visualizer: GuardedScalars) -> None:
-        self._runner, self.visualizer = runner, visualizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-
-class _Moment(_View):
-    """The runner as it was at a log point, for what is written later."""
-
-    def __init__(self, runner: Any, scalars: ScalarBuffer, visualizer: GuardedScalars) -> None:
-        super().__init__(runner, visualizer)
-        self.scalars, self.window = scalars, scalars.send()
-        self.iter, self.epoch = runner.iter, runner.epoch
-        # Under DDP stock would ask the model's device for the peak of memory, and wait for it.
-        self.model = None
-        self._infos = dict(runner.message_hub.runtime_info)
-
-    @cached_property
-    def message_hub(self) -> MessageHub:
-        """Made when it is read, that is after the window has arrived."""
-        return MessageHub('log point', log_scalars=self.window.histories, runtime_info=self._infos)

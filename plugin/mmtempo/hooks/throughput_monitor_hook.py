@@ -1,4 +1,4 @@
-"""Tells which iterations were slow, why, and what that cost."""
+"""Measure where the time of a training goes, and which iterations are slow and why."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ TIME, DATA_TIME = 'train/time', 'train/data_time'
 
 @HOOKS.register_module()
 class ThroughputMonitorHook(IterTimerHook):
-    """`IterTimerHook` that accounts for every moment, and lists slow iterations with their cause.
+    """`IterTimerHook` that attributes all time to phases and lists slow iterations.
 
-    Each moment of the training is charged to one phase: waiting for data, copies to the device,
-    forward, backward, step, each hook by name, evaluation, and what is left, `unexplained`. An
-    iteration that takes much longer than others of its kind is an entry with the seconds lost,
-    the phase to blame and evidence. The work dir gets `tempo.jsonl`, line by line, and
+    Each moment of the training is attributed to one phase: waiting for data, copies to the
+    device, forward, backward, step, each hook by name, evaluation, and the rest, `unexplained`. An
+    iteration that takes much longer than others of its kind is a stall: it is recorded with the
+    seconds lost, its cause and evidence. The work dir gets `tempo.jsonl`, line by line, and
     `tempo_summary.json`, however the run ends; `tools/report.py WORK_DIR` makes a page of them.
 
     Example::
 
         default_hooks = dict(timer=dict(type='ThroughputMonitorHook'))
 
-    It logs the keys of `IterTimerHook`, with these meanings, and others through the visualizer
-    alone, in the same step as the losses:
+    It logs the keys of `IterTimerHook` with the meanings below, and further keys to the visualizer
+    only, in the same step as the losses:
 
     ==========================  ==================================================================
     key                         value
     ==========================  ==================================================================
     ``data_time``               seconds waited for the batch, and nothing else
-    ``time``                    seconds of the iteration, hooks included, evaluation left out
-    ``tempo/it_per_s``          iterations a second, end to end: with stalls, saves, evaluation
-    ``tempo/it_per_s_steady``   the same without what was lost to slow iterations
-    ``tempo/samples_per_s``     end to end, of all processes
-    ``tempo/p95``               seconds; one iteration in twenty takes longer
-    ``tempo/cv``                how unsteady iterations are: deviation over mean
-    ``tempo/lost``              share of all time so far that slow iterations have lost,
-                                evaluations and saves among them
-    ``tempo/data``              share of the time spent waiting for data; so for other phases,
-                                each hook's as ``tempo/SparseLoggerHook``
+    ``time``                    seconds of the iteration, with hooks, without evaluation
+    ``tempo/it_per_s``          iterations per second, with stalls, saves and evaluations
+    ``tempo/it_per_s_steady``   the same without the time lost to slow iterations
+    ``tempo/samples_per_s``     samples per second of all processes, with stalls as above
+    ``tempo/p95``               95th percentile of the seconds of an iteration
+    ``tempo/cv``                standard deviation over mean of the seconds of an iteration
+    ``tempo/lost``              share of all time so far that slow iterations have lost, with
+                                evaluations and saves
+    ``tempo/data``              share of the time spent waiting for data; likewise for the other
+                                phases, those of hooks as ``tempo/SparseLoggerHook``
     ==========================  ==================================================================
 
     Args:
-        interval: Iterations between two windows. Defaults to None: where the logger writes.
-        stall_factor: How many times the usual deviation an iteration must take longer to be
-            called slow. Defaults to 8.0.
-        watch_interval: Seconds between two looks at memory and devices; 0 turns them off.
+        interval: Iterations per window. Defaults to None: a window ends with each logged line.
+        stall_factor: How many times the usual deviation an iteration must exceed the usual time
+            by, to count as slow. Defaults to 8.0.
+        watch_interval: Seconds between two readings of memory and devices; 0 disables them.
             Defaults to 1.0.
-        stage_profile: What to measure of the forward pass, as `dict(modules='auto', begin=50,
-            iterations=100)`: modules by their dotted names, or 'auto' for the children of the
-            model; from which iteration on, and how many. The log, the summary and the page of the
-            report show them. Defaults to None: nothing.
+        stage_profile: Which modules of the forward pass to measure, and when, as
+            `dict(modules='auto', begin=50, iterations=100)`: dotted names of modules or 'auto'
+            for the children of the model, the first iteration, and the number of iterations.
+            Log, summary and report page show the result. Defaults to None: nothing is measured.
     """
 
-    # As IterTimerHook: what it has measured has to be there when the logger looks.
+    # As IterTimerHook: before the logger, which reads the times that this hook has measured.
     priority = 'NORMAL'
 
     def __init__(
@@ -78,15 +78,17 @@ class ThroughputMonitorHook(IterTimerHook):
         self.options = MonitorOptions.checked(interval, stall_factor, watch_interval, stage_profile)
         self._monitor: TrainingMonitor | None = None
         self._timed_at = self._paused_at = 0.0
-        # Of each iteration since anybody asked: when it was here, and seconds waited for its batch.
+        # For each iteration since the last read: the time of its end, in seconds of
+        # `perf_counter`, and the seconds waited for its batch.
         self._moments: list[float] = []
         self._is_complete = False
         self._loggers: list[LoggerHook] = []
         self._scalars: ScalarBuffer | None = None
-        self._is_known = self._is_ordered = False  # the keys to the scalars, and to the hub
+        # Whether the scalars know the keys, and whether the hub has them in the right order.
+        self._is_known = self._is_ordered = False
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise, naming the config's key, where a part that it is to measure is not there."""
+        """Raise an error that names the config key if the model lacks a module to measure."""
         if self.options.stage_profile is not None:
             modules_of(self.options.stage_profile, model)
 
@@ -96,24 +98,24 @@ class ThroughputMonitorHook(IterTimerHook):
         self._loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self._scalars, self._is_known = ScalarBuffer.of(runner.message_hub), False
         self._is_ordered = False
-        self._finish(runner)  # of a training that has failed, begun again by hand
+        self._finish(runner)  # ends the monitor of a failed training that is started again
         try:
             self._monitor = TrainingMonitor(runner, self.options)
             self._monitor.begin(runner)
-        except ValueError:  # what the config asks for is not there
+        except ValueError:  # a wrong value in the config
             raise
-        except Exception as error:  # parts of somebody's own, that are not what they stand for
+        except Exception as error:  # a part of the user that lacks what its base class has
             self._monitor = None
             runner.logger.warning(
-                f'ThroughputMonitorHook cannot watch this training ({type(error).__name__}: '
-                f'{error}); it does what IterTimerHook does.'
+                f'ThroughputMonitorHook: cannot monitor this training ({type(error).__name__}: '
+                f'{error}); it times iterations as IterTimerHook does.'
             )
 
     def before_val(self, runner: Any) -> None:
         self._paused_at = time.perf_counter()
 
     def after_val(self, runner: Any) -> None:
-        # Of what came before nothing is left: who keeps the scalars reads them before evaluations.
+        # No iteration is pending here: the scalars are read before each evaluation.
         self._timed_at += time.perf_counter() - self._paused_at
 
     def after_train(self, runner: Any) -> None:
@@ -126,7 +128,7 @@ class ThroughputMonitorHook(IterTimerHook):
         if self._monitor is None:
             super().before_train_iter(runner, batch_idx, data_batch)
         elif not self._is_ordered:
-            # Here, so that rows of the log have the order of `IterTimerHook`'s keys.
+            # Registered here, so that log rows have their keys in the order of `IterTimerHook`.
             self._is_ordered = True
             if self._scalars is None:
                 runner.message_hub.log_scalars.setdefault(DATA_TIME, HistoryBuffer())
@@ -143,7 +145,7 @@ class ThroughputMonitorHook(IterTimerHook):
         self._log(runner, batch_idx, self._monitor)
 
     def _log(self, runner: Any, batch_idx: int, monitor: TrainingMonitor) -> None:
-        """Tell what was found where somebody looks; at other iterations, as little as possible."""
+        """Update scalars and monitor where a line or a window is due, else do next to nothing."""
         if self._scalars is None:
             for key, values in self._since().items():
                 runner.message_hub.update_scalar(key, *values)
@@ -151,7 +153,7 @@ class ThroughputMonitorHook(IterTimerHook):
             self._is_known = True
             self._scalars.note_later([TIME], self._since)
             self._gather()
-            self._set_eta(runner)  # with the first iteration, as `IterTimerHook`
+            self._set_eta(runner)  # in the first iteration, as `IterTimerHook` does
         writers = [hook for hook in self._loggers if writes_line(hook, runner, batch_idx)]
         if writers:
             self._gather()
@@ -159,7 +161,7 @@ class ThroughputMonitorHook(IterTimerHook):
         interval = self.options.interval
         is_due = bool(writers) if interval is None else self.every_n_train_iters(runner, interval)
         if is_due or monitor.timeline.number >= monitor.look_at:
-            self._gather()  # also where nobody writes a line: they are not to become many
+            self._gather()  # also without a line, so that the list of times stays short
             joins = any(getattr(hook, 'writes_late', False) for hook in writers)
             monitor.after_iteration(runner, is_due, joins and self._scalars is not None)
 
@@ -168,7 +170,7 @@ class ThroughputMonitorHook(IterTimerHook):
             self._scalars.gather()
 
     def _since(self) -> dict[str, list[float]]:
-        """What iterations have taken, since this was asked last."""
+        """Return the times of the iterations since the last call, by key, in seconds."""
         moments, self._moments = self._moments, []
         if not moments:
             return {}
@@ -184,7 +186,7 @@ class ThroughputMonitorHook(IterTimerHook):
         runner.message_hub.update_info('eta', average * (runner.max_iters - done))
 
     def _finish(self, runner: Any) -> None:
-        """Of a training that is complete, or that has failed before somebody goes on by hand."""
+        """End the monitor of a training that is complete or has failed."""
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
             monitor.leave(runner, self._is_complete)

@@ -1,1 +1,1 @@
-"""Progressive training: stages that change size, batch and learning rate."""
+"""Progressive training: stages that change image size, batch size and learning rate."""

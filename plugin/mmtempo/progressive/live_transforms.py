@@ -1,4 +1,4 @@
-"""The transforms of a data set that is built already, to be changed where they are."""
+"""Change the transforms of a dataset that is built."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 from mmcv.transforms import BaseTransform, RandomChoiceResize, RandomResize
 from mmengine.dataset import Compose
 
-# They tell the resize inside what to do, each time.
+# They set the attributes of the resize that they contain at each call.
 COMMANDERS = (RandomResize, RandomChoiceResize)
 
 
 class LiveTransforms:
-    """Finds transforms by their type, below wrappers of the data set and inside of others.
+    """The transforms of a dataset by type, also those of wrapped datasets and nested transforms.
 
-    A type is found by its name and by that of a class it is derived from: 'RandomCrop' is
-    `FastRandomCrop` as well, also within `ResizeRandomCrop`. Workers have copies, which know
-    nothing of a change until they are started anew.
+    A transform is found by the name of its class and of each class it is derived from:
+    'RandomCrop' finds `FastRandomCrop` as well, also within `ResizeRandomCrop`. Worker processes
+    hold copies, which do not change until the workers are restarted.
 
     Args:
-        dataset: The data set.
+        dataset: The dataset, which may be a wrapper.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._owners = list(_owners(dataset, set()))
 
     def names(self) -> list[str]:
-        """Types of all transforms."""
+        """Return the types of all transforms."""
         return list(dict.fromkeys(type(one).__name__ for _, _, one in self._all()))
 
     def find(self, name: str) -> list[Any]:
-        """All of a type."""
+        """Return all transforms of a type."""
         return [one for _, _, one in self._all() if _is_called(one, name)]
 
     def set(self, name: str, attribute: str, value: Any) -> list[str]:
-        """Set an attribute of all transforms of a type; what has changed by that.
+        """Set an attribute of all transforms of a type and return a description of each change.
 
-        Where `CachedDataset` keeps what a changed transform has made, it begins anew.
+        A `CachedDataset` that caches the output of a changed transform starts a new cache.
         """
         changes: list[str] = []
         stale: list[Any] = []
@@ -53,42 +53,42 @@ class LiveTransforms:
             if is_cached and not any(owner is known for known in stale):
                 stale.append(owner)
         for owner in stale:
-            owner.pipeline = owner.pipeline  # it looks at what its transforms are now
+            owner.pipeline = owner.pipeline  # its setter starts a cache for the new transforms
         return list(dict.fromkeys(changes))
 
     def _all(self) -> Iterator[tuple[Any, bool, Any]]:
-        """Each with the data set that it is of, and whether what it makes is kept."""
+        """Yield the dataset of each transform, whether its output is cached, and the transform."""
         seen: set[int] = set()
         for owner in self._owners:
             pipeline = owner.pipeline
-            kept = getattr(pipeline, 'count', 0) if hasattr(pipeline, 'cache') else 0
-            for place, transform in enumerate(_steps(pipeline)):
+            cached = getattr(pipeline, 'count', 0) if hasattr(pipeline, 'cache') else 0
+            for number, transform in enumerate(_steps(pipeline)):
                 for one in _with_inner(transform, seen):
-                    yield owner, place < kept, one
+                    yield owner, number < cached, one
 
 
 def _owners(dataset: Any, seen: set[int]) -> Iterator[Any]:
-    """Data sets that have a pipeline; of two with the same one, the outer."""
-    # Not by hasattr: wrappers hand on what they are asked for.
-    known = vars(dataset)
-    if 'pipeline' in known or hasattr(type(dataset), 'pipeline'):
+    """Yield the datasets that have a pipeline; of two that share one, the outer dataset."""
+    # `hasattr(dataset, ...)` is no test: wrappers forward unknown attributes to the inner dataset.
+    attributes = vars(dataset)
+    if 'pipeline' in attributes or hasattr(type(dataset), 'pipeline'):
         pipeline = dataset.pipeline
         if pipeline is not None and id(pipeline) not in seen:
             seen.add(id(pipeline))
             yield dataset
-    for inner in (known.get('dataset'), *(known.get('datasets') or ())):
+    for inner in (attributes.get('dataset'), *(attributes.get('datasets') or ())):
         if hasattr(inner, '__dict__'):
             yield from _owners(inner, seen)
 
 
 def _steps(pipeline: Any) -> list[Any]:
-    """In mmseg's `MultiImageMixDataset` it is a list."""
+    """Return the transforms of a `Compose`, or of a list as in mmseg's `MultiImageMixDataset`."""
     steps = getattr(pipeline, 'transforms', pipeline)
     return list(steps) if isinstance(steps, (list, tuple)) else [steps]
 
 
 def _with_inner(value: Any, seen: set[int]) -> Iterator[Any]:
-    """A transform and those that it holds, each once."""
+    """Yield a transform and those that it contains, each once."""
     if isinstance(value, (list, tuple)):
         for one in value:
             if isinstance(one, (BaseTransform, Compose, list, tuple)):

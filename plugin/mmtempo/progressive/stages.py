@@ -1,14 +1,16 @@
-"""The stages of a progressive training, as a config has them."""
+"""Parse and check the stages of a progressive training."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler
+
+from mmtempo.utils.checks import is_number, is_whole
+from mmtempo.utils.suggest import did_you_mean
 
 from .live_transforms import LiveTransforms
 
@@ -18,7 +20,7 @@ RULES = ('linear', 'sqrt')
 
 
 class Target(NamedTuple):
-    """An attribute of all transforms of a type."""
+    """A value for an attribute of all transforms of a type."""
 
     type: str
     attribute: str
@@ -27,15 +29,15 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """What holds from an iteration on; what it does not name is that of the stage before.
+    """The settings from an iteration on, with those inherited from the previous stage.
 
     Attributes:
-        key: Where the config has it.
-        begin: Iterations before it.
-        batch_size: Samples of a batch in each process; None: the config's.
-        lr_scale: A factor, or a rule for one.
-        targets: By key, each for at least one transform.
-        pad_size: Height and width to pad to; None: the config's.
+        key: Config key of the stage, for messages.
+        begin: Number of iterations before the stage.
+        batch_size: Samples per batch in each process; None leaves it as configured.
+        lr_scale: Factor on the learning rate, or the name of a rule.
+        targets: Targets by config key; at least one target of a key must match a transform.
+        pad_size: Height and width to pad to, in pixels; None leaves them as configured.
     """
 
     key: str
@@ -46,22 +48,31 @@ class Stage:
     pad_size: tuple[int, int] | None = None
 
     def learning_rate(self, configured: int | None) -> float:
-        """The factor, where the config's own learning rate is for batches of that many."""
+        """Return the factor on the learning rate.
+
+        Args:
+            configured: Batch size that the configured learning rate is for.
+        """
         if not isinstance(self.lr_scale, str):
             return self.lr_scale
         ratio = self.batch_size / configured if self.batch_size and configured else 1.0
         return ratio if self.lr_scale == 'linear' else math.sqrt(ratio)
 
     def check(self, transforms: LiveTransforms, loader: Any) -> None:
-        """Whether it can begin; to be told before the training, and not at its time."""
+        """Raise ValueError if the stage cannot begin; called before the training for all stages.
+
+        Args:
+            transforms: The transforms of the training dataset.
+            loader: The training dataloader.
+        """
         for name, targets in self.targets.items():
             key = f'{self.key}.{name}'
             found = [(target, transforms.find(target.type)) for target in targets]
             if not any(some for _, some in found):
                 names = ', '.join(target.type for target in targets)
                 raise ValueError(
-                    f'{key} is for {names}, found {", ".join(transforms.names())} in the pipeline '
-                    'of train_dataloader.dataset'
+                    f'{key} needs one of {names} in the pipeline of train_dataloader.dataset, '
+                    f'found {", ".join(transforms.names())}'
                 )
             for target, some in found:
                 for one in some:
@@ -75,7 +86,11 @@ class Stage:
 
 
 def parse_stages(stages: Any) -> list[Stage]:
-    """Of a config; ValueError where it cannot be meant."""
+    """Return the stages of a config; raise ValueError naming the key of a wrong value.
+
+    Args:
+        stages: A list of dicts, in the order in which the stages begin.
+    """
     if not isinstance(stages, (list, tuple)):
         raise ValueError(f'{KEY} must be a list of dicts, found {stages!r}')
     parsed: list[Stage] = []
@@ -89,23 +104,22 @@ def _parse(key: str, cfg: Any, before: Stage | None) -> Stage:
         raise ValueError(f'{key} must be a dict with {", ".join(KEYS)}, found {cfg!r}')
     for name in cfg:
         if name not in KEYS:
-            close = difflib.get_close_matches(str(name), KEYS, n=1)
-            meant = f'did you mean {close[0]}?' if close else f'known are {", ".join(KEYS)}'
-            raise ValueError(f'{key}.{name} is unknown; {meant}')
+            hint = did_you_mean(name, KEYS) or f'; known keys: {", ".join(KEYS)}'
+            raise ValueError(f'{key}.{name} is unknown{hint}')
     begin: Any = cfg.get('begin')
     least = 0 if before is None else before.begin + 1
-    if not _is_whole(begin, least):
-        than = f' and behind that of the stage before ({least - 1})' if before else ''
+    if not is_whole(begin, least):
+        than = f' and greater than that of the previous stage ({least - 1})' if before else ''
         raise ValueError(
             f'{key}.begin must be a number of iterations of at least 0{than}, found {begin!r}'
         )
     batch_size = cfg.get('batch_size', None if before is None else before.batch_size)
-    if batch_size is not None and not _is_whole(batch_size, 1):
+    if batch_size is not None and not is_whole(batch_size):
         raise ValueError(f'{key}.batch_size must be a positive integer, found {batch_size!r}')
     targets = dict(before.targets) if before else {}
     pad_size = before.pad_size if before else None
     for name, new in _targets(key, cfg).items():
-        targets.pop(name, None)  # what was said last is done last
+        targets.pop(name, None)  # moves it to the end: later settings are applied later
         targets[name] = new
     if 'crop_size' in cfg:
         pad_size = _pair(f'{key}.crop_size', cfg['crop_size'])
@@ -139,7 +153,7 @@ def _targets(key: str, cfg: Mapping) -> dict[str, list[Target]]:
         isinstance(one, Mapping) and one for one in pipeline.values()
     ):
         raise ValueError(
-            f"{key}.pipeline must be a dict of types and their arguments, as {{'RandomCrop': "
+            f"{key}.pipeline must be a dict of types and their attributes, as {{'RandomCrop': "
             f'dict(cat_max_ratio=0.9)}}, found {pipeline!r}'
         )
     for name, arguments in pipeline.items():
@@ -161,8 +175,7 @@ def _check_batch_size(key: str, size: int, loader: Any) -> None:
             raise ValueError(f'{key}: {error}') from error
     if batches.drop_last and len(loader.sampler) < size:
         raise ValueError(
-            f'{key} with drop_last leaves no batch of the {len(loader.sampler)} samples that each '
-            'process has'
+            f'{key} with drop_last leaves no batch: each process has {len(loader.sampler)} samples'
         )
 
 
@@ -171,22 +184,16 @@ def _lr_scale(key: str, value: Any) -> float | str:
         return 'linear'
     if isinstance(value, str) and value in RULES:
         return value
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
+    if not is_number(value, above=0):
         raise ValueError(
-            f"{key}.lr_scale must be 'linear' (with the batch), 'sqrt' or a positive number, "
-            f'found {value!r}'
+            f"{key}.lr_scale must be 'linear', 'sqrt' or a positive number, found {value!r}"
         )
     return float(value)
 
 
 def _pair(key: str, value: Any) -> tuple[int, int]:
-    """Of one number for both, or two."""
+    """Return two positive integers, given as two or as one for both."""
     pair = value if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
-    if len(pair) != 2 or not all(_is_whole(one, 1) for one in pair):
+    if len(pair) != 2 or not all(map(is_whole, pair)):
         raise ValueError(f'{key} must be a positive integer, or two, found {value!r}')
     return pair[0], pair[1]
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
