@@ -29,7 +29,7 @@ from tests.testing.common import MINI, tiny_options
 
 @pytest.fixture(scope='session')
 def bev_root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a dataset of 8 and 4 images of 320 x 180. Read-only."""
+    """Return the root of 8 training and 4 validation images of 320 x 180; read-only."""
     root = str(tmp_path_factory.mktemp('data') / 'bev')
     for _ in write_dataset(root, dict(train=8, val=4), size=(320, 180), seed=1):
         pass
@@ -38,7 +38,7 @@ def bev_root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope='session')
 def multicam_root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a dataset of 5 and 2 samples of six 192 x 108 images. Read-only."""
+    """Return the root of 5 training and 2 validation samples of six images; read-only."""
     root = str(tmp_path_factory.mktemp('data') / 'multicam')
     for _ in write_dataset(root, dict(train=5, val=2), size=(192, 108), seed=1, multicam=True):
         pass

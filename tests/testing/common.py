@@ -20,7 +20,7 @@ def fill(disk: Path) -> None:
 
 
 def next_name() -> str:
-    """Return a new experiment name: loggers and message hubs are global, by this name."""
+    """Return a new experiment name, which identifies the global logger and message hub."""
     return f'test{next(_runs)}'
 
 

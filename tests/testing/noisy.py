@@ -53,7 +53,10 @@ def seen(work: Path) -> dict[int, str]:
 
 
 def noisy(work: Path, workers: int = 0, iterations: int = 30, **options: Any) -> Config:
-    """Return the config of a training by iteration; 40 samples, 3 a batch, also across epochs."""
+    """Return the config of a training by iteration.
+
+    There are 40 samples in batches of 3, so that a batch may contain samples of two epochs.
+    """
     cfg = config(work, SPARSE)
     cfg.train_dataloader.update(
         batch_size=3, num_workers=workers, dataset=dict(type='NoisyDataset')

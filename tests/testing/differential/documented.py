@@ -86,7 +86,7 @@ def has(name: str, *values: Any) -> Callable[[Case], bool]:
 
 
 def saved_by_hand(case: Case) -> bool:
-    """Return whether a hook saves the only checkpoints, which sets no marker."""
+    """Return whether a hook saves the only checkpoints; it writes no marker."""
     return case['interval'] == -1 and 'saves_by_hand' in case['hooks']
 
 
