@@ -1,4 +1,4 @@
-"""Small real data, and configs over it."""
+"""Fixtures of small real data and of configs that use it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before torch is imported. Few cores and many short runs, several of them at a time under
-# pytest-xdist: more threads only get into each other's way. And what is tested here is the CPU's
-# path, also on a machine with a GPU.
+# Before torch is imported: short runs on few cores, parallel under pytest-xdist, are slower with
+# more threads. GPUs are hidden, since these tests cover the path on the CPU.
 os.environ.setdefault('OMP_NUM_THREADS', '1' if 'PYTEST_XDIST_WORKER' in os.environ else '2')
 os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
@@ -30,7 +29,7 @@ from tests.testing.common import MINI, tiny_options
 
 @pytest.fixture(scope='session')
 def bev_root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Eight training and four validation images of 320 x 180. Read only."""
+    """Return the root of 8 training and 4 validation images of 320 x 180; read-only."""
     root = str(tmp_path_factory.mktemp('data') / 'bev')
     for _ in write_dataset(root, dict(train=8, val=4), size=(320, 180), seed=1):
         pass
@@ -39,7 +38,7 @@ def bev_root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope='session')
 def multicam_root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Five training and two validation samples of six 192 x 108 images. Read only."""
+    """Return the root of 5 training and 2 validation samples of six images; read-only."""
     root = str(tmp_path_factory.mktemp('data') / 'multicam')
     for _ in write_dataset(root, dict(train=5, val=2), size=(192, 108), seed=1, multicam=True):
         pass
@@ -48,7 +47,7 @@ def multicam_root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def own_bev_root(bev_root: str, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
+    """Return a copy of the dataset that a test may damage."""
     import shutil
 
     return Path(shutil.copytree(bev_root, tmp_path / 'bev'))
@@ -56,21 +55,21 @@ def own_bev_root(bev_root: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 kB."""
+    """Mount a file system of 400 KiB and return its folder."""
     folder = tmp_path / 'small'
     folder.mkdir()
     mounted = subprocess.run(
         ['mount', '-t', 'tmpfs', '-o', 'size=400k', 'none', folder], capture_output=True
     )
     if mounted.returncode != 0:
-        pytest.skip('no file system may be mounted here')
+        pytest.skip('file systems cannot be mounted here')
     yield folder
     subprocess.run(['umount', '-l', folder], check=True)
 
 
 @pytest.fixture
 def tiny_cfg(bev_root: str, tmp_path: Path) -> Config:
-    """The mini config over the small data, in a work dir of its own."""
+    """Return the mini config with the small dataset and a temporary work dir."""
     cfg = Config.fromfile(str(MINI))
     cfg.merge_from_dict(tiny_options(bev_root, tmp_path / 'work'))
     return cfg

@@ -1,7 +1,7 @@
-"""Random whole trainings and resumes are, with our parts, what they are with stock's.
+"""Random trainings and resumes with our parts equal those with stock parts.
 
-A failing seed prints the command that runs it alone; `--shrink` makes the case plain. What is
-different on purpose stands in `documented.py`.
+A failing seed prints the command that runs it alone; `--shrink` reduces the case. Intended
+differences are listed in `documented.py`.
 """
 
 from __future__ import annotations
@@ -51,39 +51,39 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where there is one: each save is synced, which takes long on a disk."""
+    """Return a folder in memory if possible: each save is synced, which is slow on a disk."""
     folder = MEMORY if os.path.isdir(MEMORY) else tmp_path
     with tempfile.TemporaryDirectory(dir=folder) as name:
         yield Path(name)
 
 
 def assert_like_stock(*arguments: str) -> None:
-    """Compare in a process that has built no other runner: versions and warnings are cached."""
+    """Compare in a new process: versions and warnings are cached per process."""
     command = [sys.executable, '-W', 'ignore', '-m', 'tests.testing.differential.run', *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     assert ' trainings' in done.stdout
 
 
-def test_like_stock() -> None:
+def test_random_trainings_equal_stock() -> None:
     assert_like_stock('--seeds', '0:2')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('first', range(100, 400, 20))
-def test_many_like_stock(first: int) -> None:
+def test_many_random_trainings_equal_stock(first: int) -> None:
     assert_like_stock('--seeds', f'{first}:{first + 20}')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('loop', ['iter', 'epoch'])
-def test_resumes_in_all_directions(loop: str) -> None:
+def test_resumes_in_all_directions_equal_stock(loop: str) -> None:
     case = dict(loop=loop, samples=16, val=2, save_best='acc', ema='plain', resume='stop', stop=4)
     assert_like_stock('--case', described(settled(case)), '--all-directions')
 
 
-def needed(entry: Entry, scratch: Path) -> bool:
-    """Whether the example of an entry shows what it is about."""
+def is_needed(entry: Entry, scratch: Path) -> bool:
+    """Return whether the example of an entry shows its difference."""
     case = settled(entry.example)
     found, *_ = run_case(case, scratch, directions=None if entry.leg or entry.on_resume else 0)
     return any(explained(one, case) is entry for one in found)
@@ -92,13 +92,13 @@ def needed(entry: Entry, scratch: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize('entry', ENTRIES)
 def test_every_entry_is_needed(entry: Entry, scratch: Path) -> None:
-    assert needed(entry, scratch), f'{entry.issue} {entry.reason}: remove the entry, it is fixed'
+    assert is_needed(entry, scratch), f'{entry.issue} {entry.reason}: fixed; remove the entry'
 
 
-def test_an_entry_is_needed(scratch: Path) -> None:
-    """The quick sibling of the test over all entries."""
+def test_bfloat16_entry_is_needed(scratch: Path) -> None:
+    """Check one entry; `test_every_entry_is_needed` is slow."""
     entry = next(one for one in DOCUMENTED if 'bfloat16' in one.reason)
-    assert needed(entry, scratch)
+    assert is_needed(entry, scratch)
 
 
 def test_case_is_a_function_of_its_seed() -> None:
@@ -174,7 +174,7 @@ def change_checkpoint(root: Path, seen: dict) -> None:
         (change_checkpoint, 'state.optimizer'),
     ],
 )
-def test_sees_what_is_different(damage: object, kind: str, scratch: Path) -> None:
+def test_comparison_finds_each_kind_of_difference(damage: object, kind: str, scratch: Path) -> None:
     trainings = runs._Runs(dict(interval=4), scratch)
     stock, other = trainings.whole('stock'), trainings.whole('imported')
     assert compare(stock, other) == []
@@ -184,7 +184,8 @@ def test_sees_what_is_different(damage: object, kind: str, scratch: Path) -> Non
     assert kind in {one.kind for one in compare(stock, other)}
 
 
-def test_page_of_differences_is_complete() -> None:
-    page = (ROOT / 'docs/en/different_from_stock.md').read_text(encoding='utf-8')
+def test_page_of_differences_lists_every_entry() -> None:
+    text = (ROOT / 'docs/en/different_from_stock.md').read_text(encoding='utf-8')
+    page = ' '.join(text.split())  # lines are wrapped
     missing = [entry.reason for entry in DOCUMENTED if entry.reason not in page]
     assert not missing

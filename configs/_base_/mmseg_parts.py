@@ -1,5 +1,5 @@
-# What takes the place of stock parts in mmseg's configs, by type. It lies under a key of its own,
-# since sibling bases may share none; the baseline leaves put it where it belongs.
+# Replacements of stock parts in mmseg's configs. They stand under a separate key, since sibling
+# bases must not share keys; the baseline leaves copy them to their keys.
 custom_imports = dict(imports=['mmtempo'], allow_failed_imports=False)
 parts = dict(
     hooks=dict(

@@ -1,4 +1,4 @@
-"""Runs that save in stock's way and in ours, and what tells their files apart."""
+"""Trainings that save with stock's hook and with ours, and a comparison of their files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.testing.amp_training import StockOnCPU
 from tests.testing.toy import STOCK, ToyDataset, ToyModel, by_epoch, config, with_evaluation
 
 OPTIM_WRAPPERS.register_module('AmpOnCPU', module=StockOnCPU)
-TOO_LONG = 10.0  # seconds; only a fence that is missing is waited for
+TOO_LONG = 10.0  # seconds; reached only if a fence is missing
 KINDS = ('CheckpointHook', 'AsyncCheckpointHook')
 
 
 @METRICS.register_module()
 class Wavy(BaseMetric):
-    """Up and down from one evaluation to the next."""
+    """Metric whose scores rise and fall between evaluations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Wavy(BaseMetric):
 
 @MODELS.register_module()
 class TwoOptimizers(ToyModel):
-    """Each half of it has an optimizer of its own."""
+    """Toy model whose two halves have separate optimizers."""
 
     def train_step(self, data: dict, optim_wrapper: Any) -> dict:
         data = self.data_preprocessor(data)
@@ -67,7 +67,7 @@ class TwoOptimizers(ToyModel):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class Halves:
-    """Builds what `TwoOptimizers` trains with."""
+    """Constructor of the optimizer wrappers of `TwoOptimizers`."""
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         pass
@@ -83,7 +83,7 @@ class Halves:
 
 @MODELS.register_module()
 class Odd(ToyModel):
-    """Tensors of all kinds: other strides, tied, frozen, empty, without dimensions."""
+    """Toy model with non-contiguous, tied, frozen, empty and zero-dimensional tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Odd(ToyModel):
 
 @MODELS.register_module()
 class MomentumEncoder(ToyModel):
-    """Moves parameters in its forward pass that have no gradient, unseen by autograd."""
+    """Toy model that updates a parameter without gradient in its forward pass, through `.data`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,14 +120,14 @@ class MomentumEncoder(ToyModel):
 
 @DATASETS.register_module()
 class Described(ToyDataset):
-    """With what mmseg says of its classes."""
+    """Toy dataset with mmseg's class metainfo."""
 
     metainfo = dict(classes=('road', 'sky'), palette=[[1, 2, 3], [4, 5, 6]], label_map=None)
 
 
 @HOOKS.register_module()
 class Adds(Hook):
-    """A user's hook that puts live state of its own into checkpoints."""
+    """User's hook that puts its live state into checkpoints."""
 
     def __init__(self) -> None:
         self.seen = torch.zeros(3)
@@ -144,10 +144,10 @@ class Adds(Hook):
 
 
 class At(Hook):
-    """Calls functions after iterations, before anything is saved.
+    """Hook that calls functions after iterations, before anything is saved.
 
     Args:
-        todo: What to call with the runner, by the number of iterations, or a stage.
+        todo: Functions of the runner, by iteration number or by stage name.
     """
 
     priority = 'VERY_HIGH'
@@ -164,10 +164,10 @@ class At(Hook):
 
 @HOOKS.register_module()
 class Meddler(Hook):
-    """A user's hook that changes weights and hub.
+    """User's hook that changes weights and the message hub.
 
     Args:
-        stages: Where.
+        stages: Names of the stages where it does.
     """
 
     def __init__(self, stages: tuple = ()) -> None:
@@ -184,7 +184,7 @@ def _meddling(stage: str) -> Callable:
 
 
 def meddler(stage: str) -> str:
-    """The type of a hook that does it at one stage, and has no other."""
+    """Register a `Meddler` that overrides one stage only, and return its type name."""
     name = 'Meddler_' + stage
     if name not in HOOKS.module_dict:
         HOOKS.register_module(name, module=type(name, (Meddler,), {stage: _meddling(stage)}))
@@ -194,13 +194,13 @@ def meddler(stage: str) -> str:
 
 @pytest.fixture
 def quick_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Formatting the source of the config takes longer than all else that stock does here."""
+    """Replace the formatting of configs, which takes longer than the rest of a stock save here."""
     monkeypatch.setattr(Config, 'pretty_text', property(lambda cfg: str(cfg.to_dict())))
 
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What may be copied late is copied when a fence is reached; how many tensors that were."""
+    """Delay deferred copies until a fence is reached; return the number of tensors of each save."""
     reached = threading.Event()
     take, finish, fence = Snapshot.take, Snapshot.finish, Snapshot.fence
     counts: list[int] = []
@@ -227,7 +227,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def run_config(kind: str, root: Path, change: Callable | None = None, **checkpoint: Any) -> Config:
-    """Twelve iterations (or, with `by_epoch`, four epochs of five), evaluated every third."""
+    """Return the config of 12 iterations, or 4 epochs of 5, with an evaluation every third one."""
     if 'out_dir' in checkpoint:
         checkpoint['out_dir'] = str(root / checkpoint['out_dir'])
     cfg = with_evaluation(config(root / 'work', STOCK))
@@ -258,7 +258,7 @@ def hook_of(runner: Any) -> Any:
 
 
 def left_by(root: Path) -> list[str]:
-    """All files but logs; what is published is named by a checksum of its content, and of times."""
+    """Return the names of all files but logs, with the checksums of published files masked."""
     names = [str(path.relative_to(root)) for path in root.rglob('*') if path.is_file()]
     names = [name for name in names if not re.search(r'/test\d+|/\d{8}_|/vis_data/|\.py$', name)]
     return sorted(re.sub(r'-[0-9a-f]{8}\.pth', '-SUM.pth', name) for name in names)
@@ -276,7 +276,7 @@ def load(path: Path) -> dict:
 
 
 def assert_same_files(stock: Path, ours: Path) -> None:
-    """The same files, markers and checkpoints, but for times and names of experiments."""
+    """Assert equal files, markers and checkpoints, except for times and experiment names."""
     assert left_by(ours) == left_by(stock)
     for name in left_by(stock):
         if name.endswith('.pth'):
@@ -289,20 +289,20 @@ def assert_same_files(stock: Path, ours: Path) -> None:
 
 
 def text(value: str, root: Path) -> str:
-    """Without what is different in any two runs."""
+    """Return a text without the parts that differ between any two runs."""
     value = value.replace(str(root), 'ROOT').replace('AsyncCheckpointHook', 'CheckpointHook')
     value = re.sub(r'\btest\d+(_\d{8}_\d{6})?\b', 'TEST', value)
-    return re.sub(r'\s+', '', value)  # a config with longer names breaks its lines elsewhere
+    return re.sub(r'\s+', '', value)  # names of other length move the line breaks of a config
 
 
-OF_ITS_OWN = re.compile(r"time'\]|'eta'\]")
+VARIES = re.compile(r"time'\]|'eta'\]")
 
 
 def differences(one: Any, other: Any, roots: tuple[Path, Path], where: str = '') -> list[str]:
-    """Where two checkpoints differ in anything at all: types, order, bits, strides."""
+    """Return the differences between two checkpoints: types, order, bits, strides."""
     if type(one) is not type(other):
         return [f'{where}: {type(one)} {type(other)}']
-    if OF_ITS_OWN.search(where):
+    if VARIES.search(where):
         return []
     if isinstance(one, torch.Tensor):
         return [] if _bits(one) == _bits(other) else [f'{where}: {one} {other}']

@@ -1,4 +1,4 @@
-"""Paths, names and options that all tests share."""
+"""Paths, names and options shared by all tests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MULTICAM = ROOT / 'configs/lss_multicam/lss_multicam-mini_1xb4-300_synthetic-mul
 
 
 def fill(disk: Path) -> None:
-    """Take all room that is left, in a file `all`."""
+    """Fill a disk with a file named `all`."""
     with open(disk / 'all', 'wb', buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
 
 
 def next_name() -> str:
-    """Of an experiment; names loggers and message hubs, which live as long as the process does."""
+    """Return a new experiment name, which identifies the global logger and message hub."""
     return f'test{next(_runs)}'
 
 
 def tiny_options(root: str, work_dir: object, iters: int = 4) -> dict:
-    """Overrides that make the mini config a matter of seconds."""
+    """Return overrides that shorten a training of the mini config to seconds."""
     options = {
         'work_dir': str(work_dir),
         'experiment_name': next_name(),

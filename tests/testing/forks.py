@@ -1,7 +1,7 @@
-"""Trainings in processes of their own, by the hundred: one process imports everything, then forks.
+"""Server that forks a process per training after importing everything once.
 
-Importing torch, mmengine and mmseg takes seconds; a fork, a millisecond. The process that forks
-does nothing else, so that it has no threads that a child would miss.
+Importing torch, mmengine and mmseg takes seconds; a fork takes a millisecond. The forking process
+does nothing else, so that it has no threads, which a fork would not copy.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 120.0  # seconds; only what hangs takes that long
-MODULES = ['tests.testing.saving']  # what trainings find registered
+LONG = 120.0  # seconds; reached only by a process that hangs
+MODULES = ['tests.testing.saving']  # imported for the types that they register
 
 
 class Child:
-    """A running function.
+    """Process that runs a function.
 
     Attributes:
-        code: Its exit code, or the signal that ended it, negative; None while it runs.
+        code: Exit code, or the negative number of the signal that ended the process; None while it
+            runs.
     """
 
     def __init__(self, server: Server, pid: int, log: Path) -> None:
@@ -40,17 +41,17 @@ class Child:
         self.code: int | None = None
 
     def wait(self, seconds: float = LONG) -> int:
-        """Its exit code."""
+        """Wait for the end of the process and return its exit code."""
         if self.code is None:
             if not select.select([self._handle], [], [], seconds)[0]:
                 self.kill()
-                raise AssertionError(f'process {self.pid} hangs:\n{self.text}')
+                raise AssertionError(f'process {self.pid} hangs, its log:\n{self.text}')
             self.code = self._server.ask(wait=self.pid)
             os.close(self._handle)
         return self.code
 
     def send(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may just have ended
+        with contextlib.suppress(ProcessLookupError):  # the process may have just ended
             os.kill(self.pid, number)
 
     def kill(self, with_writer: bool = False) -> int:
@@ -60,25 +61,25 @@ class Child:
         return self.wait()
 
     def writers(self) -> list[int]:
-        """Processes that it has started by their path."""
+        """Return the writing processes of this process, recognized by their command line."""
         return [pid for pid in children_of(self.pid) if b'-I\0-S\0' in _command(pid)]
 
     @property
     def text(self) -> str:
         return self.log.read_text(errors='replace') if self.log.exists() else ''
 
-    def until(self, condition: Callable[[], Any], what: str = 'what was awaited') -> Any:
-        """Wait for something that it is going to do."""
+    def until(self, condition: Callable[[], Any], what: str = 'the condition') -> Any:
+        """Wait until a condition is true and return its value; fail if the process ends before."""
         end = time.monotonic() + LONG
         while not (found := condition()):
             ended = bool(select.select([self._handle], [], [], 0.002)[0])
             if (ended and not condition()) or time.monotonic() > end:
-                raise AssertionError(f'{what} never came:\n{self.text}')
+                raise AssertionError(f'{what} was not reached, log of the process:\n{self.text}')
         return found
 
 
 class Server:
-    """Starts functions of test modules by name, each in a fork."""
+    """Client of the forking process, which runs each function in a fork."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -95,7 +96,7 @@ class Server:
         return json.loads(self._process.stdout.readline())
 
     def start(self, function: Callable, log: Path, **arguments: Any) -> Child:
-        """Call a function of a module in a process, with arguments that JSON can tell."""
+        """Call a module-level function in a fork, with arguments that JSON can represent."""
         name = f'{function.__module__}:{function.__name__}'
         request = dict(call=name, modules=MODULES, log=str(log), arguments=arguments)
         return Child(self, self.ask(**request), log)
@@ -118,7 +119,7 @@ def start(function: Callable, log: Path, **arguments: Any) -> Child:
 
 
 def run(function: Callable, log: Path, code: int = 0, **arguments: Any) -> str:
-    """What it printed; fails unless it ends with `code`."""
+    """Run a function in a fork and return its output; fail unless it exits with `code`."""
     child = start(function, log, **arguments)
     assert child.wait() == code, child.text[-6000:]
     return child.text
@@ -140,7 +141,7 @@ def _command(pid: int) -> bytes:
 
 
 def serve() -> None:
-    """The process that forks."""
+    """Run the forking process: read requests from stdin, write answers to stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), 'w', buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -167,7 +168,7 @@ def _lines() -> Iterator[str]:
 
 
 def _call(function: Callable, log: str, arguments: dict) -> None:
-    """In the fork: never returns. Ends as an interpreter does, but for torch's own threads."""
+    """Run a function in the fork, then the exit functions; exit without joining threads."""
     code = 1
     try:
         os.setsid()

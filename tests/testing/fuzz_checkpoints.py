@@ -1,9 +1,9 @@
-"""Feeds the safe loader with files made to break it; runs in a process that may crash.
+"""Program that feeds the safe loader with hostile files, in a process that may crash.
 
     python -m tests.testing.fuzz_checkpoints SEED COUNT CASE
 
-Each case is a function of its seed, and stands in the file CASE while it is loaded: what a crash
-leaves there is the one that did it. The last line of the output counts what became of the cases.
+A case is a function of its seed and is in the file CASE while it is loaded, so a crash leaves the
+case that caused it there. The last line of the output has the number of cases by outcome.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._subclasses.schema_check_mode  # torch's functions import some of theirs late
+import torch._subclasses.schema_check_mode  # torch's functions import these modules lazily
 import torch.nested._internal.nested_tensor
 import torch.nested._internal.ops
 from mmengine.logging import HistoryBuffer
@@ -32,18 +32,18 @@ from tests.testing.hostile_files import Grammar, Mutations, Opcodes, checkpoint,
 from tests.testing.pickles import Global
 
 MEMORY = 12 << 30  # bytes of address space; torch itself maps about two thirds
-# Looked up by name, and by torch's own functions: never a reason to run something.
+# Events that torch's own functions raise, and that execute no code of the file.
 QUIET = ('object.__', 'sys._getframe', 'gc.', 'builtins.id', 'marshal.', 'sys.unraisablehook')
 calls: list[str] = []
 
 
 def canary(*args: Any, **kwargs: Any) -> None:
-    """Stand for any function; also registered as a statistic, so that files may name it."""
+    """Record a call; represents any function, and is a registered statistic that files may name."""
     calls.append('canary')
 
 
 class Canary:
-    """Stand for any class, and for the owner of a statistic."""
+    """Class that records its construction; represents any class and the owner of a statistic."""
 
     def __new__(cls, *args: Any) -> Canary:
         calls.append('Canary')
@@ -58,10 +58,10 @@ class Canary:
 
 
 def watch(event: str, args: tuple) -> None:
-    """Note what only code does: imports, processes, files, sockets, foreign functions."""
+    """Record audit events that data never causes: imports, processes, files, sockets, ctypes."""
     if not watch.on or event.startswith(QUIET):  # type: ignore[attr-defined]
         return
-    # `_codecs.encode`, which torch allows, looks for the codec that the file names.
+    # `_codecs.encode`, which torch allows, imports the codec that the file names.
     if event == 'import' and str(args[0]).startswith('encodings.'):
         return
     if event in ('open', 'os.listdir', 'compile', 'exec') and 'encodings' in str(args[0]):
@@ -73,7 +73,7 @@ watch.on = False  # type: ignore[attr-defined]
 
 
 def torch_globals() -> list[Global]:
-    """What torch allows by itself; read off its own list, which has no public name."""
+    """Return the globals that torch allows by default; the list has no public name."""
     from torch._weights_only_unpickler import _get_allowed_globals
 
     return named(*sorted(_get_allowed_globals()))
@@ -83,12 +83,12 @@ LEAVES = (str, int, float, bool, type(None), bytes, complex, bytearray, slice, n
 
 
 def use(value: Any, seen: dict[int, Any]) -> None:
-    """Touch what was loaded, down to the last byte of numpy's."""
+    """Read everything that was loaded, including each byte of the NumPy arrays."""
     if id(value) in seen:
         return
     seen[id(value)] = value
     if isinstance(value, StandIn):
-        raise AssertionError(f'a {type(value).__name__} was left')
+        raise AssertionError(f'{type(value).__name__}: not replaced after loading')
     if isinstance(value, np.ndarray):
         assert type(value) is np.ndarray
         assert not value.dtype.hasobject
@@ -110,7 +110,7 @@ def use(value: Any, seen: dict[int, Any]) -> None:
 
 
 def outcome(file: io.BytesIO) -> str:
-    """What becomes of one file; anything but an answer or our error is raised."""
+    """Load a file and return 'loaded' or 'refused'; any error but ours propagates."""
     watch.on = True  # type: ignore[attr-defined]
     try:
         loaded = load_safely(file, 'case', 'cpu')
@@ -134,7 +134,7 @@ def main(seed: int, count: int, case: str) -> None:
     HistoryBuffer._statistics_methods.update(canary=canary, statistic=Canary.statistic)
     torchs = torch_globals()
     makers = dict(mutations=Mutations(), grammar=Grammar(torchs), opcodes=Opcodes(torchs))
-    whole = checkpoint()  # also imports what is imported late
+    whole = checkpoint()  # also triggers the lazy imports
     assert outcome(pickles.archive(*saved(whole))) == 'loaded'
     sys.addaudithook(watch)
     counts: Counter[str] = Counter()
@@ -148,8 +148,8 @@ def main(seed: int, count: int, case: str) -> None:
             note.write(b'%d %s\n%s' % (number, kind.encode(), pickled))
             counts[f'{kind} {outcome(pickles.archive(pickled, storages))}'] += 1
             if calls:
-                raise AssertionError(f'case {number} ran {calls}')
-    assert outcome(pickles.archive(*saved(whole))) == 'loaded'  # nothing was left changed
+                raise AssertionError(f'case {number} executed code: {calls}')
+    assert outcome(pickles.archive(*saved(whole))) == 'loaded'  # no global state has changed
     print(json.dumps(counts))
 
 

@@ -1,4 +1,4 @@
-"""Makes files that are nearly checkpoints: changed ones, described ones, programs of opcodes."""
+"""Generators of nearly valid checkpoints: mutations, a grammar of objects, random opcodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testing import pickles
 from tests.testing.pickles import Call, Global, Stored
 
 STORAGES = (bytes(range(64)), b'\0' * 32)
-CANARIES = '__main__'  # of the process that loads them
+CANARIES = '__main__'  # module of the canaries in the process that loads the files
 
 
 def named(*paths: str) -> list[Global]:
@@ -30,7 +30,7 @@ def named(*paths: str) -> list[Global]:
 
 
 def checkpoint() -> dict:
-    """As mmengine writes one, with everything that a file may hold."""
+    """Return a checkpoint as mmengine writes it, with every type that a file may contain."""
     weight = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
     optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
     schedule = OneCycleLR(optimizer, eta_max=0.1, total_steps=10)
@@ -69,7 +69,7 @@ def checkpoint() -> dict:
 
 
 def saved(value: Any) -> tuple[bytes, list[bytes]]:
-    """A pickle of torch's, and the storages that it names."""
+    """Return torch's pickle of a value and the storages that the pickle names."""
     file = io.BytesIO()
     torch.save(value, file)
     with zipfile.ZipFile(file) as archive:
@@ -81,7 +81,7 @@ def saved(value: Any) -> tuple[bytes, list[bytes]]:
 
 
 class Mutations:
-    """Changes what real files hold, byte by byte or opcode by opcode."""
+    """Generator of real pickles with random changes to bytes or opcodes."""
 
     def __init__(self) -> None:
         whole = checkpoint()
@@ -221,7 +221,7 @@ OTHERS = named(
 
 
 class Grammar:
-    """Makes descriptions of objects that are nearly right, and nests them."""
+    """Generator of nested, nearly valid objects."""
 
     def __init__(self, torchs: list[Global]) -> None:
         self._torchs = torchs
@@ -270,7 +270,7 @@ class Grammar:
         )
 
     def _or(self, right: Any, depth: int, odds: float = 0.12) -> Any:
-        """Mostly what is right here."""
+        """Return the valid value, or with probability `odds` a random one."""
         return self._value(depth - 1) if self._rng.random() < odds else right
 
     def _dtype(self, depth: int) -> Any:
@@ -313,7 +313,7 @@ class Grammar:
             rng.random() < 0.3,
             self._or(raw, depth),
         )
-        if rng.random() < 0.15:  # without the function that starts one
+        if rng.random() < 0.15:  # without the function that makes an empty array
             return Call(
                 pickles.NDARRAY, self._or((shape, kind, raw), depth, 0.3), (), rng.random() < 0.5
             )
@@ -359,7 +359,7 @@ class Grammar:
 
     def _torch_call(self, depth: int) -> Any:
         rng = self._rng
-        if rng.random() < 0.4:  # it calls whatever it is given, allowed or not
+        if rng.random() < 0.4:  # it calls its argument, allowed or not
             arguments = tuple(self._value(depth - 1) for _ in range(rng.randrange(3)))
             parts = (
                 rng.choice((self._attribute(depth), self._value(depth - 1))),
@@ -414,7 +414,7 @@ class Grammar:
 
 
 class Opcodes:
-    """Makes programs of single opcodes, over everything that can be named."""
+    """Generator of random opcode sequences over all allowed globals."""
 
     PLAIN = tuple(
         map(

@@ -1,6 +1,6 @@
-"""Runs commands where something is short: a small /dev/shm, few open files.
+"""Commands that run with a small /dev/shm or few file descriptors.
 
-They are real limits of real processes. Where they cannot be set, the test is skipped.
+The limits are those of the operating system. Where they cannot be set, the test is skipped.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ LIMITS = 'ulimit -S -n {soft} && ulimit -H -n {hard} && exec "$@"'
 def in_small_shm(
     command: list[str], size: str = '64m', timeout: float = 60, **kwargs: object
 ) -> subprocess.CompletedProcess:
-    """Run a command that has a /dev/shm of its own, as in a container.
+    """Run a command with a private /dev/shm, as in a container.
 
     Args:
-        command: With its arguments.
-        size: As mount takes it.
-        timeout: Seconds.
-        **kwargs: For `subprocess.run`, as `cwd` or `env`.
+        command: Program and arguments.
+        size: Size of the file system, in mount's notation. Defaults to '64m'.
+        timeout: Time limit in seconds. Defaults to 60.
+        **kwargs: Arguments of `subprocess.run`, such as `cwd` or `env`.
     """
-    own = _own_mounts()
-    if own is None:
+    prefix = _mount_namespace()
+    if prefix is None:
         pytest.skip('file systems cannot be mounted here')
-    return _run([*own, 'sh', '-c', MOUNTS.format(size=size), 'sh', *command], timeout, kwargs)
+    return _run([*prefix, 'sh', '-c', MOUNTS.format(size=size), 'sh', *command], timeout, kwargs)
 
 
 def low_nofile(
     command: list[str], soft: int, hard: int, timeout: float = 60, **kwargs: object
 ) -> subprocess.CompletedProcess:
-    """Run a command that may have few files open.
+    """Run a command with a low limit of open files.
 
     Args:
-        command: With its arguments.
-        soft: What it begins with.
-        hard: To what it may raise that.
-        timeout: Seconds.
-        **kwargs: For `subprocess.run`, as `cwd` or `env`.
+        command: Program and arguments.
+        soft: Soft limit, in file descriptors.
+        hard: Hard limit, to which the command may raise the soft one.
+        timeout: Time limit in seconds. Defaults to 60.
+        **kwargs: Arguments of `subprocess.run`, such as `cwd` or `env`.
     """
     if sys.platform == 'win32':
-        pytest.skip('there is no such limit')
+        pytest.skip('Windows has no limit of open files')
     shell = ['sh', '-c', LIMITS.format(soft=soft, hard=hard), 'sh']
     return _run([*shell, *command], timeout, kwargs)
 
 
 @functools.cache
-def _own_mounts() -> list[str] | None:
-    """What gives a command mounts that nobody else sees: as root, or as root of its own."""
+def _mount_namespace() -> list[str] | None:
+    """Return the prefix that gives a command a mount namespace: as root, or in a user namespace."""
     if shutil.which('unshare') is None:
         return None
-    for own in (['unshare', '-m'], ['unshare', '-r', '-m']):
-        trial = [*own, 'sh', '-c', MOUNTS.format(size='1m'), 'sh', 'true']
+    for prefix in (['unshare', '-m'], ['unshare', '-r', '-m']):
+        trial = [*prefix, 'sh', '-c', MOUNTS.format(size='1m'), 'sh', 'true']
         if subprocess.run(trial, capture_output=True, timeout=10).returncode == 0:
-            return own
+            return prefix
     return None
 
 

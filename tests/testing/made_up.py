@@ -1,4 +1,4 @@
-"""Logs of a training that never took place, as the monitor would have written them."""
+"""Synthetic logs of a training, in the format of the monitor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Line = dict[str, Any]
 
 
 def iteration(number: int, chance: random.Random) -> tuple[Line, tuple | None]:
-    """Seconds by phase of an iteration, and what slowed it: cause, category, phase, evidence."""
+    """Return the seconds of each phase, and of a stall its cause, category, phase and evidence."""
     took = dict.fromkeys(PHASES, 0.0)
     for name, usual in USUAL.items():
         took[name] = usual * chance.lognormvariate(0, 0.02)
@@ -69,7 +69,7 @@ def iteration(number: int, chance: random.Random) -> tuple[Line, tuple | None]:
 
 
 def sample(number: int, time: float) -> Line:
-    """Of the memory watch."""
+    """Return a reading of the machine."""
     return dict(
         time=time, ram_used=0.41 + 0.2 * number / 2000, ram_total=64 << 30, ram_of='the container',
         tree_pss=(9 << 30) + number * (1 << 20), tree_processes=9, main_rss=4 << 30,
@@ -110,7 +110,7 @@ def quantile(values: list[float], level: float) -> float:
 
 
 def histogram(walls: list[float]) -> Line:
-    """Ten bins a decade from a millisecond to a hundred seconds."""
+    """Return a histogram with ten bins per decade from 1 ms to 100 s."""
     edges = [10 ** (power / 10 - 3) for power in range(51)]
     counts = [0] * 50
     for wall in walls:
@@ -121,7 +121,7 @@ def histogram(walls: list[float]) -> Line:
 def made_up_run(
     iterations: int = 2000, first: int = 0, started: float = START, slowness: float = 1.0
 ) -> tuple[Line, list[Line]]:
-    """Summary and lines of a run; `slowness` stretches every phase."""
+    """Return the summary and the lines of a run; `slowness` multiplies the time of each phase."""
     chance = random.Random(7)
     run = dict(kind='run', version=1, time=started, iter=first, max_iters=first + iterations,
                machine=MACHINE, setting=SETTING)  # fmt: skip
@@ -222,7 +222,7 @@ def summary_of(run: Line, rows: list[tuple[int, Line]], lines: list[Line], ring:
 
 
 def write_run(folder: Path, **options: Any) -> Path:
-    """Both files of a run, as they lie in a work dir."""
+    """Write both files of a run into a folder, as in a work dir."""
     summary, lines = made_up_run(**options)
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder, lines)

@@ -1,4 +1,4 @@
-"""A toy training whose samples are different each time, and that writes down what it was given."""
+"""Toy training with random samples, and a hook that records each batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPARSE = dict(runtime_info='SparseRuntimeInfoHook', logger='SparseLoggerHook')
 
 @DATASETS.register_module()
 class NoisyDataset(ToyDataset):
-    """Draws from all three generators."""
+    """Toy dataset with noise from the generators of Python, NumPy and torch."""
 
     def __getitem__(self, index: int) -> dict:
         noise = random.random() + np.random.random() + torch.rand(8)
@@ -32,7 +32,7 @@ class NoisyDataset(ToyDataset):
 
 @HOOKS.register_module()
 class Seen(Hook):
-    """Writes iteration and digest of each batch, before it is trained on."""
+    """Hook that writes iteration and digest of each batch before the training step."""
 
     def before_train(self, runner: Any) -> None:
         self._file = os.open(f'{runner.work_dir}/seen', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -44,7 +44,7 @@ class Seen(Hook):
 
 
 def seen(work: Path) -> dict[int, str]:
-    """What each iteration was given; those of an earlier attempt were given the same."""
+    """Return the digest of each iteration's batch; fail if a repeated iteration had another one."""
     found: dict[int, str] = {}
     for line in (work / 'seen').read_text().splitlines():
         number, digest = line.split()
@@ -53,7 +53,10 @@ def seen(work: Path) -> dict[int, str]:
 
 
 def noisy(work: Path, workers: int = 0, iterations: int = 30, **options: Any) -> Config:
-    """Counted in iterations; 40 samples in batches of three, so that epochs end within one."""
+    """Return the config of a training by iteration.
+
+    There are 40 samples in batches of 3, so that a batch may contain samples of two epochs.
+    """
     cfg = config(work, SPARSE)
     cfg.train_dataloader.update(
         batch_size=3, num_workers=workers, dataset=dict(type='NoisyDataset')
@@ -68,7 +71,7 @@ def noisy(work: Path, workers: int = 0, iterations: int = 30, **options: Any) ->
 
 
 def noisy_epochs(work: Path, workers: int = 0, epochs: int = 4, **options: Any) -> Config:
-    """Counted in epochs of seven batches, the last one smaller."""
+    """Return the config of a training by epoch: 7 batches each, the last one smaller."""
     cfg = noisy(work, workers)
     cfg.train_dataloader.update(batch_size=6, sampler=dict(type='DefaultSampler', shuffle=True))
     cfg.train_cfg = dict(type='PrefetchEpochBasedTrainLoop', max_epochs=epochs)
@@ -79,7 +82,7 @@ def noisy_epochs(work: Path, workers: int = 0, epochs: int = 4, **options: Any) 
 
 @HOOKS.register_module()
 class KillAt(Hook):
-    """As the kernel does when memory is short."""
+    """Hook that kills the process with SIGKILL, as the kernel does when memory runs out."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
@@ -91,7 +94,7 @@ class KillAt(Hook):
 
 @DATASETS.register_module()
 class LargeSamples(ToyDataset):
-    """Of 8 MB each."""
+    """Toy dataset with samples of 8 MiB."""
 
     def __getitem__(self, index: int) -> dict:
         return dict(inputs=torch.zeros(8 << 20, dtype=torch.uint8))
@@ -99,7 +102,7 @@ class LargeSamples(ToyDataset):
 
 @MODELS.register_module()
 class TakesAnything(BaseModel):
-    """Trains on nothing of its batches."""
+    """Model that ignores its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pickles that are written opcode by opcode, as a hostile file has them."""
+"""Writer of pickles by opcode, for hostile files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 
 class Global(NamedTuple):
-    """A type or function by its name."""
+    """Type or function, by module and name."""
 
     module: str
     name: str
 
 
 class Call(NamedTuple):
-    """What REDUCE, or NEWOBJ, makes of a callable; BUILD then gives it each state."""
+    """Call of a function by REDUCE, or NEWOBJ if `new`; BUILD then sets each state."""
 
     function: Any
     arguments: Any
@@ -28,13 +28,13 @@ class Call(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A storage of the file, by a tuple such as ('storage', type, key, 'cpu', length)."""
+    """Storage of the file, by a tuple such as ('storage', type, key, 'cpu', length)."""
 
     identity: Any
 
 
 def dumps(value: Any) -> bytes:
-    """Write a pickle of protocol 2 whose opcodes torch's safe mode reads."""
+    """Return a pickle of protocol 2, with opcodes that torch's safe mode reads."""
     return b'\x80\x02' + _code(value) + pickle.STOP
 
 
@@ -70,7 +70,7 @@ def _code(value: Any) -> bytes:
 
 
 def archive(pickled: bytes, storages: Sequence[bytes] = ()) -> io.BytesIO:
-    """Pack a checkpoint file around a pickle."""
+    """Return a checkpoint file with a pickle and its storages."""
     file = io.BytesIO()
     records = {'data.pkl': pickled, 'byteorder': b'little', 'version': b'3\n'}
     records.update((f'data/{key}', content) for key, content in enumerate(storages))
@@ -97,12 +97,12 @@ PLAIN_STATE = (3, '<', None, None, None, -1, -1, 0)
 
 
 def dtype(code: Any = 'f8', *states: Any) -> Call:
-    """Describe a dtype, by numpy's own state for a plain one unless others are given."""
+    """Return a dtype, with NumPy's state of a plain one unless other states are given."""
     return Call(DTYPE, (code, False, True), states or (PLAIN_STATE,))
 
 
 def array(raw: Any, shape: Any, kind: Any = None, fortran: Any = False) -> Call:
-    """Describe an array."""
+    """Return an array as NumPy pickles it."""
     start = Call(RECONSTRUCT, (NDARRAY, (0,), b'b'))
     state = (1, shape, dtype() if kind is None else kind, fortran, raw)
     return start._replace(states=(state,))

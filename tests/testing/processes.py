@@ -1,4 +1,4 @@
-"""Work in processes that are forked; what they return comes through a pipe."""
+"""Functions that run in a child process and return their result through a pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 FORK = multiprocessing.get_context('fork')
-# A process group's threads wait for good, now and then, for a lock that was held at the fork.
+# For functions that start threads, as a process group does: a fork copies locks that other
+# threads hold, and waiting for such a lock never ends.
 SPAWN = multiprocessing.get_context('spawn')
 
 
@@ -19,7 +20,7 @@ def _run(pipe: Connection, function: Callable, args: tuple) -> None:
 
 
 def in_child(function: Callable, *args: Any, context: Any = FORK) -> Any:
-    """What the function returns in a process of its own; SPAWN for what starts threads in it."""
+    """Run a function in a child process and return its result; pass SPAWN if it starts threads."""
     here, there = context.Pipe()
     process = context.Process(target=_run, args=(there, function, args), daemon=True)
     process.start()
@@ -31,7 +32,7 @@ def in_child(function: Callable, *args: Any, context: Any = FORK) -> Any:
 
 
 def killed_in(function: Callable, *args: Any) -> bool:
-    """Run it in a process; whether that was killed."""
+    """Run a function in a child process and return whether SIGKILL ended it."""
     process = FORK.Process(target=function, args=args)
     process.start()
     process.join()

@@ -1,6 +1,8 @@
-"""What each policy makes of the BEV config, as files that show in a review.
+"""BEV config under each policy, as files whose changes a review shows.
 
-python -m tests.testing.resolved   # write them anew
+::
+
+    python -m tests.testing.resolved   # rewrite the files
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ FOLDER = Path(__file__).parent / 'resolved_configs'
 
 
 def resolve(policy: str) -> str:
-    """The config that a training by this policy gets."""
+    """Return the BEV config under a policy, as JSON."""
     cfg = Config.fromfile(str(CONFIG))
     apply_policy(cfg, load_policy(policy))
     return json.dumps(cfg.to_dict(), indent=1, sort_keys=True) + '\n'

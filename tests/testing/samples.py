@@ -1,4 +1,4 @@
-"""Data sets whose samples fail in every way there is."""
+"""Datasets with random or failing samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 
 class Noisy(Dataset):
-    """Twenty-three samples, each with a draw from every generator."""
+    """Dataset of 23 samples, each with a number from each of the three generators."""
 
     def __len__(self) -> int:
         return 23
@@ -25,7 +25,7 @@ class Noisy(Dataset):
 
 
 class Shifted(Noisy):
-    """Samples whose numbers begin at `shift`, which may change between epochs."""
+    """Dataset that adds `shift`, which may change between epochs, to its samples."""
 
     shift = 0
 
@@ -34,10 +34,10 @@ class Shifted(Noisy):
 
 
 class Failing(Noisy):
-    """Fails at sample 6.
+    """Dataset that fails at sample 6.
 
     Args:
-        how: 'raise', 'stop' with a StopIteration, 'die' as by the kernel's hand, 'hang', or 'exit'.
+        how: 'raise' an error, 'stop' with a StopIteration, 'die' by SIGKILL, 'hang' or 'exit'.
     """
 
     def __init__(self, how: str) -> None:

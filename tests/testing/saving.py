@@ -1,4 +1,4 @@
-"""A toy training that saves often, keeps little, and tells how far it is."""
+"""Toy training that saves often, keeps few checkpoints and records its progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTERVAL, KEPT = 3, 2
 
 @METRICS.register_module()
 class UpAndDown(BaseMetric):
-    """A score of the iteration alone: the best is found anew every few evaluations."""
+    """Metric whose score depends on the iteration only; a new best every few evaluations."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
         self.results.append(0)
@@ -44,7 +44,7 @@ class UpAndDown(BaseMetric):
 
 @HOOKS.register_module()
 class Tell(Hook):
-    """Writes how many iterations are complete, just before a checkpoint of that is begun."""
+    """Hook that writes the number of complete iterations, before the checkpoint hook runs."""
 
     priority = 'LOW'
 
@@ -57,14 +57,14 @@ class Tell(Hook):
 
 
 def reached(work: Path) -> int:
-    """Iterations that are complete; -1 before the training has begun."""
+    """Return the number of complete iterations; -1 before the training has begun."""
     path = work / 'reached'
     lines = path.read_text().split('\n')[:-1] if path.exists() else []
     return int(lines[-1]) if lines else -1
 
 
 def saving(work: Path, epochs: bool = False, **options: Any) -> Config:
-    """A training of 24 iterations (or 3 epochs of 20), with retention, best and averages."""
+    """Return the config of 24 iterations, or 3 epochs of 20, with retention, save_best and EMA."""
     cfg = with_evaluation(config(work, STOCK, **{'train_cfg.max_iters': 24}))
     cfg.val_evaluator = dict(type='UpAndDown')
     cfg.val_dataloader.batch_size = 20
@@ -86,25 +86,25 @@ def saving(work: Path, epochs: bool = False, **options: Any) -> Config:
 
 
 def warm_up() -> None:
-    """Import what a training imports late; without one, since autograd is not to be forked."""
+    """Trigger lazy imports, without training: a process that used autograd must not be forked."""
     with tempfile.TemporaryDirectory() as work:
         runner = Runner.from_cfg(saving(Path(work)))
         runner.build_optim_wrapper(runner.optim_wrapper)
         runner.logger.handlers.clear()
-    # More than half of the time of such a short training goes into these.
+    # These take more than half of the time of such a short training.
     content._version()
     Config.pretty_text = property(repr)
     mmengine.runner.runner.collect_env = dict
 
 
 def train(work: str, **options: Any) -> None:
-    """For another process."""
+    """Train in a child process."""
     torch.set_num_threads(1)
     Runner.from_cfg(saving(Path(work), **options)).train()
 
 
 def through_tool(work: str, **options: Any) -> None:
-    """As tools/train.py does it; leaves with its exit code."""
+    """Train as tools/train.py does, and exit with its code."""
     torch.set_num_threads(1)
     sys.exit(
         run_tool(
@@ -118,7 +118,7 @@ def through_tool(work: str, **options: Any) -> None:
 def with_writer(
     steps: str, killed: tuple = (), takes_all: bool = False, delay: float = 0.0
 ) -> None:
-    """From now on, have the writing process do as `killing_writer.py` says."""
+    """Run `killing_writer.py` as the writing process from now on."""
     os.environ.update(
         WRITER_FILE=writer_process.__file__,
         WRITER_STEPS=steps,
@@ -130,7 +130,7 @@ def with_writer(
 
 
 def resumed_at(text: str) -> int:
-    """What a resumed training began with."""
+    """Return the iteration at which a training resumed, by its log; 0 if it did not."""
     found = re.search(r'resumed epoch: \d+, iter: (\d+)', text)
     return int(found.group(1)) if found else 0
 
@@ -140,7 +140,7 @@ def state(path: Path) -> dict:
 
 
 def assert_same(path: Path, other: Path) -> None:
-    """Weights, averages, optimizer and schedules, bit for bit."""
+    """Assert that weights, averages, optimizer and schedules are bit-equal."""
     found, expected = state(path), state(other)
     assert found.keys() == expected.keys()
     for key in found.keys() - {'meta', 'message_hub'}:
@@ -174,13 +174,13 @@ def files(work: Path) -> list[str]:
 
 
 def steps(work: Path) -> list[int]:
-    """Iterations (or epochs) of the checkpoints that are there, without the best."""
+    """Return the iterations, or epochs, of the existing checkpoints but the best."""
     names = [name for name in files(work) if not name.startswith(BEST)]
     return sorted(int(number) for name in names for number in re.findall(r'_(\d+)\.pth', name))
 
 
 def marked(work: Path) -> Path:
-    """What the marker names; it is whole."""
+    """Return the checkpoint that the marker names; fail unless it is whole."""
     path = Path((work / MARKER).read_text())
     assert check_archive(str(path)) is None
     return path

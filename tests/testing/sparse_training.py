@@ -1,4 +1,4 @@
-"""A small training with an optimizer wrapper, and what it leaves."""
+"""Small training with an optimizer wrapper, and access to its results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.testing.common import next_name
 
 
 class Store:
-    """What SparseRuntimeInfoHook publishes, as far as wrappers know it."""
+    """Stand-in for the store that SparseRuntimeInfoHook publishes to the wrappers."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, Any]] = []
 
     def note(self, key: str, value: Any) -> None:
-        # The real one copies when the iteration ends.
+        # The store of the hook copies at the end of the iteration.
         self.notes.append((key, value.clone() if isinstance(value, torch.Tensor) else value))
 
     def values(self, key: str) -> list[float]:
@@ -32,7 +32,7 @@ class Store:
 
 
 class Model(nn.Module):
-    """Two layers, and one that never has a gradient."""
+    """Model of two layers, and a third one that never has a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,14 +43,15 @@ class Model(nn.Module):
 
 
 class Training:
-    """A model, its optimizer and a wrapper made of both, each update with data of its own.
+    """Model, optimizer and optimizer wrapper, with new random data in each iteration.
 
     Args:
-        build: Makes the wrapper of `optimizer=` and `options`.
-        optimizer: Makes the optimizer of parameter groups.
-        store: Whether to publish one. Defaults to True.
-        max_counts: What the loop tells the wrapper about its length. Defaults to None.
-        options: Of the wrapper.
+        build: Function of `optimizer=` and `options` that returns the wrapper.
+        optimizer: Function of parameter groups that returns the optimizer; None: `sgd`. Defaults
+            to None.
+        store: Whether to publish a `Store`. Defaults to True.
+        max_counts: Number of iterations of the loop; None: not initialized. Defaults to None.
+        options: Arguments of the wrapper.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class Training:
         return [param.detach().numpy().tobytes() for param in self.model.parameters()]
 
     def state(self) -> list[bytes]:
-        """Weights and the state of the optimizer, bit by bit."""
+        """Return the bytes of the weights and of the optimizer's state."""
         states = self.optimizer.state.values()
         return self.weights() + [
             value.numpy().tobytes() for state in states for value in state.values()
         ]
 
     def logged(self, key: str = 'train/grad_norm') -> list[float]:
-        """What is in the message hub, as stock leaves it."""
+        """Return the history of a key in the message hub."""
         if key not in self.hub.log_scalars:
             return []
         return self.hub.log_scalars[key].data[0].tolist()

@@ -1,4 +1,4 @@
-"""Summaries as ThroughputMonitorHook writes them, for tests of who reads them."""
+"""Synthetic summaries in the format of ThroughputMonitorHook."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def summary(
     machine: dict[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Of a run with nothing to complain of, but for what is changed.
+    """Return the summary of a run without a bottleneck, updated by the arguments.
 
     Args:
-        phases: Seconds of phases. Defaults to None.
-        setting: Of the setting. Defaults to None.
-        machine: Of the machine. Defaults to None.
-        changes: Top keys.
+        phases: Seconds by phase. Defaults to None.
+        setting: Keys of `setting`. Defaults to None.
+        machine: Keys of `machine`. Defaults to None.
+        changes: Top-level keys.
     """
     seconds = {**CALM, **(phases or {})}
     total = sum(seconds.values())
@@ -89,7 +89,7 @@ def summary(
 
 
 def comb(**changes: Any) -> dict[str, Any]:
-    """Eight workers on 16 cores that deliver 0.9 of what is needed, one of which is slow."""
+    """Return the summary of a run whose 8 workers, one of them slow, are 10 % too slow."""
     cause = 'worker 2 was late'
     stalls = [
         dict(

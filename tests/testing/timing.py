@@ -1,4 +1,4 @@
-"""A device that notes the time late, and must not be waited for."""
+"""Fake device that records events late and fails the test on any synchronization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICE = torch.device('cuda:1')
 
 
 class LateEvent:
-    """Asked for its time before the device has got there, or waited for, it fails the test."""
+    """Fake event that fails the test if it is read too early or synchronized."""
 
     def __init__(self, device: LateDevice) -> None:
         self.device = device
@@ -24,25 +24,25 @@ class LateEvent:
         self.number, self.time = self.device.recorded, self.device.given
 
     def query(self) -> bool:
-        assert self.number > 0, 'never recorded'
+        assert self.number > 0, 'queried before it was recorded'
         return self.number <= self.device.reached
 
     def elapsed_time(self, end: LateEvent) -> float:
-        assert self.query(), 'read too early'
-        assert end.query(), 'read too early'
+        assert self.query(), 'start event read before the device has reached it'
+        assert end.query(), 'end event read before the device has reached it'
         return end.time - self.time
 
     def synchronize(self) -> None:
-        raise AssertionError('the host waits')
+        raise AssertionError('synchronization of the host with an event')
 
 
 class LateDevice:
-    """Work is given to it in milliseconds; it is done when the test says so.
+    """Fake device that executes its queue only when the test calls `catch_up`.
 
     Attributes:
-        created: Events that were made.
-        recorded: How often the time was noted.
-        reached: How many of those the device has got to.
+        created: Number of events that were created.
+        recorded: Number of recordings in the queue.
+        reached: Number of recordings that the device has executed.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, has_seam: bool = True) -> None:
@@ -52,10 +52,10 @@ class LateDevice:
         def current_stream(device: torch.device) -> str:
             return f'current stream of {device}'
 
-        def wait(*args: Any) -> None:
-            raise AssertionError('the host waits')
+        def synchronize(*args: Any) -> None:
+            raise AssertionError('synchronization of the host with the device')
 
-        seam = SimpleNamespace(current_stream=current_stream, synchronize=wait)
+        seam = SimpleNamespace(current_stream=current_stream, synchronize=synchronize)
         if has_seam:
             monkeypatch.setattr(torch, 'accelerator', seam, raising=False)
             monkeypatch.setattr(torch, 'Event', self.event)
@@ -63,7 +63,7 @@ class LateDevice:
             monkeypatch.delattr(torch, 'accelerator', raising=False)
             monkeypatch.setattr(torch.cuda, 'Event', lambda **how: self.event(DEVICE, **how))
             monkeypatch.setattr(torch.cuda, 'current_stream', current_stream)
-        monkeypatch.setattr(torch.cuda, 'synchronize', wait)
+        monkeypatch.setattr(torch.cuda, 'synchronize', synchronize)
 
     def event(self, device: torch.device, enable_timing: bool = False) -> LateEvent:
         assert device == DEVICE
@@ -75,5 +75,5 @@ class LateDevice:
         self.given += milliseconds
 
     def catch_up(self, events: int | None = None) -> None:
-        """Get to so many more noted times; None for all."""
+        """Execute the queue up to the next `events` recordings; None: all of it."""
         self.reached = self.recorded if events is None else self.reached + events

@@ -1,4 +1,4 @@
-"""A model that trains in milliseconds, in a real Runner, with every kind of logged value."""
+"""Toy model that trains in milliseconds in a real Runner, with each kind of logged value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARSE = dict(runtime_info='SparseRuntimeInfoHook', logger='SparseLoggerHook')
 
 @DATASETS.register_module()
 class ToyDataset(torch.utils.data.Dataset):
-    """Points on a line, always the same."""
+    """Dataset of 40 constant random vectors."""
 
     def __init__(self) -> None:
         self.points = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
@@ -36,12 +36,12 @@ class ToyDataset(torch.utils.data.Dataset):
 
 @MODELS.register_module()
 class ToyModel(BaseModel):
-    """Losses, an accuracy now and then, an integer, and numbers that are no tensors.
+    """Model that logs losses, an accuracy every fifth iteration, an integer tensor and a number.
 
     Args:
-        nan_at: Iterations, from 1, whose loss is nan.
-        bad_gradient_at: Iterations, from 1, where only the gradient is infinite.
-        bad_input_at: Iterations, from 1, whose batch holds a nan.
+        nan_at: Iterations, from 1, whose loss is nan. Defaults to ().
+        bad_gradient_at: Iterations, from 1, where only the gradient is infinite. Defaults to ().
+        bad_input_at: Iterations, from 1, whose batch contains a nan. Defaults to ().
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ToyModel(BaseModel):
 
 @METRICS.register_module()
 class Counted(BaseMetric):
-    """The number of samples."""
+    """Metric that counts samples."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
         self.results.append(len(data_samples))
@@ -94,7 +94,7 @@ class Counted(BaseMetric):
 
 
 def config(work_dir: Path, hooks: dict, **options: Any) -> Config:
-    """A run of 40 samples in batches of two; `hooks` are the types of the default ones."""
+    """Return the config of a training in batches of 2; `hooks` has the types of default hooks."""
     loader = dict(batch_size=2, num_workers=0, dataset=dict(type='ToyDataset'))
     cfg = Config(
         dict(
@@ -125,7 +125,7 @@ def config(work_dir: Path, hooks: dict, **options: Any) -> Config:
 
 
 def by_epoch(cfg: Config, epochs: int) -> Config:
-    """The same, counted in epochs of twenty iterations."""
+    """Change a config to a training by epoch, with 20 iterations each."""
     cfg.train_dataloader.sampler = dict(type='DefaultSampler', shuffle=True)
     cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs)
     cfg.log_processor.by_epoch = True
@@ -152,14 +152,14 @@ def train(cfg: Config) -> Runner:
 
 
 def logged(work_dir: object) -> list[dict]:
-    """What the visualizer wrote, without times."""
+    """Return the rows that the visualizer wrote, without times."""
     (path,) = Path(str(work_dir)).rglob('scalars.json')
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{key: line[key] for key in line if 'time' not in key} for line in lines]
 
 
 def text_lines(work_dir: object) -> list[str]:
-    """Log lines of the training, without dates and times."""
+    """Return the log lines of the training, without dates and times."""
     (path,) = Path(str(work_dir)).rglob('*.log')
     lines = [line for line in path.read_text().splitlines() if '(train)' in line]
     cut = re.compile(r'^.*INFO - |eta: [^a-z]*(?= )|time: [\d.]*')

@@ -1,4 +1,4 @@
-"""Runs a stock transform and ours on the same sample, with the same seed."""
+"""Samples for a comparison of a stock transform with ours, under the same seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def picture(width: int = 64, height: int = 48, seed: int = 0) -> np.ndarray:
-    """Smooth colours with a grain, as photographs have them."""
+    """Return an image with smooth colors and noise, similar to a photograph."""
     generator = np.random.default_rng(seed)
     coarse = generator.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).astype(int)
@@ -18,7 +18,7 @@ def picture(width: int = 64, height: int = 48, seed: int = 0) -> np.ndarray:
 
 
 def labels(width: int = 64, height: int = 48, seed: int = 0, classes: int = 5) -> np.ndarray:
-    """Blocks, some of them to be ignored."""
+    """Return a label map of 8 x 8 blocks, some of them with the ignore index 255."""
     generator = np.random.default_rng(seed)
     coarse = generator.choice([*range(classes), 255], (height // 8 + 1, width // 8 + 1))
     blocks = coarse.astype(np.uint8).repeat(8, 0).repeat(8, 1)
@@ -26,7 +26,7 @@ def labels(width: int = 64, height: int = 48, seed: int = 0, classes: int = 5) -
 
 
 def sample(seed: int = 0, **size: int) -> dict[str, Any]:
-    """As it comes from the loading transforms."""
+    """Return a sample as the loading transforms return it."""
     image = picture(seed=seed, **size)
     return dict(
         img=image,
@@ -41,14 +41,14 @@ def sample(seed: int = 0, **size: int) -> dict[str, Any]:
 
 
 def run(transform: Any, results: dict, seed: int) -> dict:
-    """The results, and where numpy's generator stands afterwards."""
+    """Return the results and, as `drawn`, the state of NumPy's generator after the transform."""
     np.random.seed(seed)
     results = transform(copy.deepcopy(results))
     return dict(results, drawn=np.random.get_state()[1:3])
 
 
 def read_only(results: dict) -> dict:
-    """As a cache hands it out."""
+    """Make the arrays of a sample read-only, as a cache returns them."""
     for value in results.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False

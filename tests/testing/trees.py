@@ -1,4 +1,4 @@
-"""Trees as checkpoints are, and whether two of them are the same."""
+"""Nested state as in checkpoints, and its comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmtempo.checkpoint.io.writer_process import _open, write_archive
 
 
 class History:
-    """As a HistoryBuffer: an object with arrays in it, that goes on changing."""
+    """Object with arrays that changes during the training, as a HistoryBuffer does."""
 
     def __init__(self) -> None:
         self.values = np.arange(4.0)
@@ -24,7 +24,7 @@ class History:
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Of all kinds, all different."""
+    """Return different tensors of all dtypes and layouts."""
     torch.manual_seed(0)
     weight = torch.randn(4, 3, 5, 2)
     return {
@@ -48,7 +48,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def tree() -> dict[str, Any]:
-    """Tensors in containers, tied ones, and what is no tensor."""
+    """Return nested containers with tensors, tied ones and other values."""
     state = OrderedDict(tensors())
     state['tied'] = state['plain']
     state._metadata = OrderedDict({'': {'version': 2}})  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def tree() -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit for bit, and of the same types in the same order."""
+    """Return whether two trees are bit-equal, with equal types and order."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -81,7 +81,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def write(path: Path | str, content: Any) -> None:
-    """As a snapshot and the writing process do it together, but in this process."""
+    """Write a checkpoint through a snapshot, in this process instead of the writing process."""
     area = HostBuffer()
     snapshot = Snapshot(area)
     [frozen] = snapshot.take([content])

@@ -1,4 +1,4 @@
-"""Trainings of two processes over gloo, as torchrun would start them."""
+"""Distributed trainings of two processes over gloo, with the environment of torchrun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def free_port() -> int:
 
 
 def run_rank(work: str, rank: int, port: int, options: dict) -> None:
-    """Train as one of two processes; for another process."""
+    """Train as one of two processes, in a child process."""
     os.environ.update(
         RANK=str(rank), WORLD_SIZE='2', LOCAL_RANK=str(rank), MASTER_ADDR='127.0.0.1',
         MASTER_PORT=str(port),
@@ -32,9 +32,9 @@ def start_ranks(
     """Start both processes.
 
     Args:
-        work: The work dir.
-        of_rank: Options of one of them.
-        options: Options of both.
+        work: Work dir of the training.
+        of_rank: Options of single processes, by rank. Defaults to None.
+        options: Options of both processes.
     """
     port = free_port()
     options = {'launcher': 'pytorch', 'experiment_name': 'ranks'} | options
@@ -48,7 +48,7 @@ def start_ranks(
 
 
 def both(children: list[forks.Child], code: int = 0) -> list[str]:
-    """Return what they printed; fail unless both end with `code`."""
+    """Wait for both processes and return their outputs; fail unless both exit with `code`."""
     codes, texts = [child.wait() for child in children], [child.text for child in children]
     assert codes == [code] * 2, '\n'.join(texts)
     return texts

@@ -11,7 +11,7 @@ vehicles = [
     'bicycle',
 ]
 metainfo = dict(classes=('vehicle',), palette=[(250, 120, 20)])
-# Each camera gets a crop of its own, which cuts off mostly sky: few calibrations come twice.
+# Each camera has a separate crop, which removes mostly sky: calibrations seldom repeat.
 train_pipeline = [
     dict(
         type='EachCamera',

@@ -17,7 +17,7 @@ model = dict(
         in_channels=256,
         out_channels=64,
         stride=16,
-        depth=(4.0, 45.0, 1.0),  # 41 bins; the rows of this grid lie behind the vehicle too
+        depth=(4.0, 45.0, 1.0),  # 41 bins; the rows of this grid cover the rear as well
         grid=dict(x=(-50.0, 50.0, 0.5), z=(-50.0, 50.0, 0.5), y=(-10.0, 10.0)),
     ),
     decode_head=dict(

@@ -1,15 +1,15 @@
-"""Random small trainings. A case is a pure function of its seed."""
+"""Random small trainings; a case is a pure function of its seed."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-# A case holds the axes whose value differs from PLAIN, in the order of PLAIN. `passes`: whether
-# a shuffled InfiniteSampler comes to a second pass over the data.
+# The axes whose value differs from PLAIN, in the order of PLAIN. `passes`: whether a shuffled
+# InfiniteSampler begins a second pass over the data.
 Case = dict[str, Any]
 
-# The plain training: 11 iterations (or 3 epochs)  over 64 samples, nothing optional.
+# The plain training: 11 iterations (or 3 epochs) over 64 samples, without optional parts.
 PLAIN: Case = dict(
     loop='iter', iters=11, epochs=3, samples=64, batch_size=3, drop_last=False, shuffle=True,
     sampler='infinite', passes=False, batch_sampler=None, batches_per_epoch=None, workers=0,
@@ -24,7 +24,7 @@ PLAIN: Case = dict(
     backends='local', hooks=(), resume='earlier', stop=6, stop_epoch=1,
 )  # fmt: skip
 
-# Axis: probability that it leaves PLAIN, and the values that it may take then.
+# By axis: probability of another value than that of PLAIN, and these values.
 ORDINARY: dict[str, tuple[float, tuple]] = dict(
     loop=(0.5, ('epoch',)),
     iters=(0.5, (8, 14)),
@@ -82,7 +82,7 @@ ORDINARY: dict[str, tuple[float, tuple]] = dict(
     stop_epoch=(0.4, (2,)),
 )
 
-# What users' own hooks do that has to leave both trainings alike.
+# Users' hooks after which both trainings must still be equal.
 HOOKS = (
     'adds', 'weights_before_iter', 'weights_after_iter', 'weights_after_val', 'weights_at_save',
     'reads_history', 'own_scalars', 'own_info', 'changes_lr', 'edits_batch', 'stops_early',
@@ -90,7 +90,7 @@ HOOKS = (
     'last_to_train_iter',
 )  # fmt: skip
 
-# Drawn rarely, at most two for a case, so that a difference has one cause.
+# Rare values, at most two per case, so that a difference has one cause.
 RARE: tuple[tuple[str, Any], ...] = (
     *(('hooks', (name,)) for name in (
         'reads_loader', 'next_before_train', 'next_in_training', 'next_in_val', 'replaces_loader',
@@ -111,7 +111,7 @@ RARE: tuple[tuple[str, Any], ...] = (
 
 
 def case_of(seed: int) -> Case:
-    """Return the case of a seed; a new axis leaves the draws of the others as they are."""
+    """Return the case of a seed; a new axis does not change the draws of the others."""
     case = {}
     for name, (share, values) in ORDINARY.items():
         draw = random.Random(f'{seed}/{name}')
@@ -126,7 +126,7 @@ def case_of(seed: int) -> Case:
 
 
 def settled(case: Case) -> Case:
-    """Return the case with all axes that stock accepts together, without those that are PLAIN."""
+    """Return the case with combinations that stock accepts, without values equal to PLAIN."""
     full = {**PLAIN, **case}
     by_epochs = full['loop'] == 'epoch'
     if by_epochs:
@@ -144,7 +144,7 @@ def settled(case: Case) -> Case:
     else:
         full['epochs'], full['stop_epoch'] = PLAIN['epochs'], PLAIN['stop_epoch']
         if full['sampler'] == 'infinite' and full['shuffle'] and not full['passes']:
-            # Ours has another order in the second pass over the data.
+            # Our sampler has another order in the second pass over the data.
             full['samples'], full['batches_per_epoch'] = 64, None
     if by_epochs or full['sampler'] != 'infinite' or not full['shuffle']:
         full['passes'] = False

@@ -1,4 +1,4 @@
-"""Two folders of trainings, and what is different in the second one."""
+"""Comparison of the folders of two trainings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch
 
 LONG = 160
 TIMES = re.compile(r'(^|[/ ])(data_)?time$|^eta$')
-# Logs are compared apart; configs name other types.
+# Logs are compared separately; configs name other types.
 NOT_COMPARED = re.compile(r'(^|/)\d{8}_\d{6}(/|\.log$|\.py$)|^observed$')
 RECORD = re.compile(r'^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d - mmengine - (?:.*? - )?([A-Z]+) - ', re.M)
-# Of an error, the logger names file, function and line.
+# The logger prefixes errors with file, function and line.
 PLACE = re.compile(r'^\S+\.py - \w+ - \d+ - ')
 CHECKPOINT = re.compile(r'\.pth$')
 MASKS = (
@@ -29,13 +29,13 @@ MASKS = (
     (re.compile(r'time: [\d.]+'), 'time: T'),
     (re.compile(r'\b0x[0-9a-f]+'), '0xADDRESS'),
 )
-# Records of the log that hold the config, the machine or names of types.
+# Log records with the config, the machine or type names.
 DESCRIPTIONS = ('Config:', '\n-----', 'Hooks will be executed', 'Distributed training')
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A kind of difference, where it is, and what stock and ours have there."""
+    """Difference between two trainings: its kind, its place and both values."""
 
     kind: str
     where: str
@@ -47,7 +47,7 @@ class Difference:
 
 
 def compare(stock: Path, ours: Path) -> list[Difference]:
-    """Return the differences between two trainings, the first one of each kind and place."""
+    """Return the first difference of each kind and place between two trainings."""
     one, other = (_observed(root) for root in (stock, ours))
     if one['error'] or other['error']:
         return list(_errors(one, other))
@@ -68,7 +68,7 @@ def _errors(stock: dict, ours: dict) -> Iterator[Difference]:
 
 
 def _place(trace: str) -> str:
-    """The last line of a package's code in a traceback."""
+    """Return file and function of the last line of mmengine or mmtempo in a traceback."""
     lines = re.findall(r'File "(.*?)", line (\d+), in (\w+)', trace)
     known = [line for line in lines if re.search(r'mmtempo/(?!test)|mmengine', line[0])]
     path, _, name = (known or lines or [('', 0, '')])[-1]
@@ -83,7 +83,7 @@ def _process(stock: dict, ours: dict) -> Iterator[Difference]:
 
 
 def _notes(stock: list, ours: list) -> Iterator[Difference]:
-    """What users' code was given, in its order; each kind of event is compared apart."""
+    """Compare the notes of users' code: the events of each kind, then the order of all."""
     for kind in dict.fromkeys(event[0] for event in [*stock, *ours]):
         one, other = ([event for event in events if event[0] == kind] for events in (stock, ours))
         if one == other:
@@ -97,7 +97,7 @@ def _notes(stock: list, ours: list) -> Iterator[Difference]:
 
 
 def _hub(kind: str, where: str, stock: Any, ours: Any) -> Iterator[Difference]:
-    """A message hub: histories, information, and which keys a resume takes over."""
+    """Compare message hubs: histories, information, and the keys that a resume restores."""
     if not isinstance(stock, dict) or not isinstance(ours, dict):
         yield from _tree(kind, where, stock, ours)
         return
@@ -147,7 +147,7 @@ def _keys(kind: str, where: str, stock: dict, ours: dict) -> Iterator[Difference
 
 
 def _tree(kind: str, where: str, stock: Any, ours: Any) -> Iterator[Difference]:
-    """Anything nested; types, order and bits count."""
+    """Compare nested values: types, order and bits."""
     if type(stock) is not type(ours):
         yield Difference(f'{kind}.type', where, *map(_typed, (stock, ours)))
     elif isinstance(stock, torch.Tensor):
@@ -209,7 +209,7 @@ def _names(root: Path) -> dict[str, Path]:
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
         name = str(path.relative_to(root))
         if not NOT_COMPARED.search(name):
-            # Of what was published before and after a resume, by checksum, the newest counts.
+            # A file published before and after a resume differs in its checksum: compare the last.
             found[_masked(name)] = path
     return dict(sorted(found.items()))
 
@@ -252,7 +252,7 @@ def _first_words(line: str) -> str:
 
 
 def _records(root: Path) -> list[str]:
-    """Level and text of each record of the log, without times."""
+    """Return level and text of each log record, without times."""
     paths = [path for path in root.rglob('*.log') if path.parent.parent.parent == root]
     text = '\n'.join(path.read_text() for path in sorted(paths))
     starts = [*RECORD.finditer(text)]
@@ -266,21 +266,22 @@ def _records(root: Path) -> list[str]:
 
 
 def _rows(stock: Path, ours: Path) -> Iterator[Difference]:
-    """Rows of the JSON logs: keys, their order, values."""
+    """Compare the rows of the JSON logs: keys, their order, values."""
     for pattern in ('vis_data/2*.json', 'vis_data/scalars.json'):
         one, other = (_read_rows(root, pattern) for root in (stock, ours))
         where = Path(pattern).name
         if len(one) != len(other):
             yield Difference('json.rows', where, str(len(one)), str(len(other)))
-        for stocks, mine in zip(one, other):
-            yield from _keys('json', f'{where}: ', stocks, mine)
-            for key, value in stocks.items():
-                if key not in mine or TIMES.search(key) or value == mine[key]:
+        for row, other_row in zip(one, other):
+            yield from _keys('json', f'{where}: ', row, other_row)
+            for key, value in row.items():
+                if key not in other_row or TIMES.search(key) or value == other_row[key]:
                     continue
-                numbers = isinstance(value, (int, float)) and isinstance(mine[key], (int, float))
-                is_close = numbers and math.isclose(value, mine[key], rel_tol=1e-6)
+                found = other_row[key]
+                numbers = isinstance(value, (int, float)) and isinstance(found, (int, float))
+                is_close = numbers and math.isclose(value, found, rel_tol=1e-6)
                 kind = 'json.rounding' if is_close else 'json.value'
-                yield Difference(kind, f'{where}: {key}', str(value), str(mine[key]))
+                yield Difference(kind, f'{where}: {key}', str(value), str(found))
 
 
 def _read_rows(root: Path, pattern: str) -> list[dict]:

@@ -1,4 +1,4 @@
-"""From a case to the config of its training, with stock parts or with ours."""
+"""Configs of a case, with stock parts or with ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mmtempo.replacements import BY_NAME
 from tests.testing.differential.cases import Case, completed
 from tests.testing.differential.meddlers import MEDDLERS
 
-# stock: stock parts and stock's loading of files. imported: the same after `import mmtempo`.
-# ours: our hooks and wrapper with stock's loops. loops: our loops as well.
+# stock: stock parts and stock's loading of files. imported: stock parts after `import mmtempo`.
+# ours: our hooks and wrapper with stock's loops. loops: ours, and our loops.
 ARMS = ('stock', 'imported', 'ours', 'loops')
 LOOP_KEYS = ('train_cfg', 'val_cfg')
 BY_NAME['DiffAmpOptimWrapper'] = 'SparseAmpOptimWrapper'
@@ -40,9 +40,9 @@ def config_of(case: Case, arm: str, root: Path) -> Config:
     """Return the config of a case.
 
     Args:
-        case: What the training is.
+        case: Case of the training.
         arm: One of `ARMS`.
-        root: Where its work dir and other folders are.
+        root: Folder of its work dir and of its other folders.
     """
     full = completed(case)
     by_epochs = full['loop'] == 'epoch'
@@ -85,7 +85,7 @@ def config_of(case: Case, arm: str, root: Path) -> Config:
 
 
 def _exchange(node: Any) -> None:
-    """Change the types of stock parts to ours, in place."""
+    """Replace the types of stock parts by ours, in place."""
     if isinstance(node, dict):
         node['type'] = BY_NAME.get(node.get('type'), node.get('type'))
         if node['type'] is None:
@@ -153,7 +153,7 @@ def _optim(full: Case) -> dict:
     if full['clip'] is not None:
         optim['clip_grad'] = clips[full['clip']]
     if full['groups']:
-        optim['optimizer'].setdefault('weight_decay', 0.02)  # stock multiplies none
+        optim['optimizer'].setdefault('weight_decay', 0.02)  # stock's decay_mult needs one
         keys = {'net.0': dict(lr_mult=0.5, decay_mult=0.0), 'net.1': dict(lr_mult=2.0)}
         optim['paramwise_cfg'] = dict(custom_keys=keys, bias_lr_mult=1.5, bypass_duplicate=True)
     return optim
@@ -213,7 +213,7 @@ def _default_hooks(full: Case, root: Path) -> dict:
 
 
 def _folder(full: Case, root: Path, name: str) -> str:
-    """Relative where a hook changes the current folder, which is what it would break."""
+    """Return a relative path if a hook changes the current folder, an absolute one otherwise."""
     return name if 'changes_folder' in full['hooks'] else str(root / name)
 
 

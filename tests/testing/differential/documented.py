@@ -1,7 +1,7 @@
-"""The differences from stock that are meant, each with its reason, and those still to be fixed.
+"""Intended differences from stock, each with its reason, and differences that are to be fixed.
 
-A test runs the example of each entry and asserts that it still shows the difference: an entry
-that is no longer needed has to go.
+A test runs the example of each entry and asserts that it still shows the difference, so that
+entries that are not needed any more are removed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tests.testing.differential.run_case import Found
 
 
 def always(case: Case) -> bool:
-    """Hold for every case."""
+    """Return True."""
     return True
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A difference that is known.
+    """Known difference.
 
     Args:
-        kind: Pattern of the difference's kind.
+        kind: Pattern of the kind of the difference.
         where: Pattern of its place.
-        reason: Why it is so, in a sentence of the documentation.
-        example: A case that shows it.
-        arms: Those which show it.
-        when: The cases, with all axes, in which it may be.
-        issue: Where it is to be fixed; empty for those that stay.
-        leg: Pattern of the training, as 'whole' or 'stock>ours'.
-        on_resume: Whether the example shows it only when it is resumed. Defaults to False.
+        reason: Text that the page of differences must contain.
+        example: Case that shows the difference. Defaults to {}.
+        arms: Arms that may show it. Defaults to ('ours', 'loops').
+        when: Condition on the completed case. Defaults to `always`.
+        issue: Issue that asks for a fix; empty if the difference is intended. Defaults to ''.
+        leg: Pattern of the training, such as 'whole' or 'stock>ours'. Defaults to ''.
+        on_resume: Whether only a resume of the example shows it. Defaults to False.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Entry:
     on_resume: bool = False
 
     def covers(self, found: Found, case: Case) -> bool:
-        """Return whether this explains a difference of a case."""
+        """Return whether this entry explains a difference of a case."""
         return (
             found.arm in self.arms
             and re.fullmatch(self.kind, found.difference.kind) is not None
@@ -64,18 +64,18 @@ HUB = r'(state\.)?hub'
 
 
 def second_pass(case: Case) -> bool:
-    """Whether ours and stock come to a second pass over shuffled data."""
+    """Return whether the training begins a second pass over shuffled data."""
     is_shuffled = case['loop'] == 'iter' and case['sampler'] == 'infinite' and case['shuffle']
     return is_shuffled and case['passes']
 
 
 def within_epoch(case: Case) -> bool:
-    """Whether a checkpoint may be of the middle of an epoch."""
+    """Return whether checkpoints are saved in the middle of an epoch."""
     return case['loop'] == 'epoch' and case['by_epoch'] == 'other'
 
 
 def has(name: str, *values: Any) -> Callable[[Case], bool]:
-    """Return whether an axis has one of some values; of hooks, one of them."""
+    """Return a condition: an axis has one of these values, or one of these hooks is used."""
 
     def found(case: Case) -> bool:
         if name == 'hooks':
@@ -86,7 +86,7 @@ def has(name: str, *values: Any) -> Callable[[Case], bool]:
 
 
 def saved_by_hand(case: Case) -> bool:
-    """Whether the only files are those that a hook has saved by hand, without a marker."""
+    """Return whether a hook saves the only checkpoints; it writes no marker."""
     return case['interval'] == -1 and 'saves_by_hand' in case['hooks']
 
 
@@ -96,58 +96,62 @@ reads_train_loader = has(
 changes_data = has('hooks', 'changes_dataset', 'sets_epoch')
 
 DOCUMENTED: tuple[Entry, ...] = (
-    Entry('files.more', r'tempo(_summary)?\.jsonl?$', 'ThroughputMonitorHook leaves its record'),
+    Entry('files.more', r'tempo(_summary)?\.jsonl?$', 'ThroughputMonitorHook writes its record'),
     Entry(
-        'files.more', r'tempo(_summary)?\.jsonl?$', 'its record stays when stock resumes',
+        'files.more', r'tempo(_summary)?\.jsonl?$', 'the record remains when stock resumes',
         arms=('stock', 'imported'), leg='^(ours|loops)>',
     ),
     Entry('json.more', r': (train/)?tempo/', 'ThroughputMonitorHook logs throughput'),
-    Entry('log.more', LINES, 'ours says what a save cost, what it chose, how fast it was'),
+    Entry('log.more', LINES, 'our parts log the cost of saves, the chosen settings and the speed'),
     Entry(
         rf'{HUB}\.runtime_info\.more', r'mmtempo_totals$',
-        'running totals of histories that are longer than what is kept',
+        'checkpoints have running totals of histories that are longer than the kept part',
         arms=ARMS,
     ),
     Entry(
         rf'{HUB}\.(runtime_info|resumed_keys)\.(more|order)', r'train_loader_place$|: $|^$',
-        'our loops keep in each checkpoint how far the data is', arms=('loops',), leg='whole|loops',
+        'our loops store the position in the data in each checkpoint',
+        arms=('loops',), leg='whole|loops',
     ),
     Entry(
         rf'{HUB}\.(runtime_info|resumed_keys)\.more', r'train_loader_place$',
-        'stock keeps in its checkpoints what it found of our loops in the hub',
+        'stock copies that position into its checkpoints after a resume',
         arms=('stock', 'imported', 'ours'), leg='^loops>',
     ),
     Entry(
         r'log\.(missing|warning)', 'WARNING Dataset _?Sliced',
-        'the first samples of a data set are a class of another name',
+        'the dataset of the first samples is a class of another name',
         arms=('loops',), when=lambda case: case['batches_per_epoch'] is not None,
         example=dict(loop='epoch', samples=12, batches_per_epoch=3),
     ),
     Entry(
         r'.*', '',
-        'ResumableInfiniteSampler draws each pass from (seed, pass), stock one after the other',
+        'ResumableInfiniteSampler seeds each pass by (seed, pass); '
+        'stock draws all passes from one generator',
         arms=('loops',), when=second_pass, example=dict(passes=True, samples=12),
     ),
     Entry(
         r'(?!error|files).*', '',
-        "our loaders draw nothing from torch's generator, stock's one number for each pass",
+        "our loaders draw no number from torch's generator; stock's loaders draw one in each pass",
         arms=('loops',), when=has('dropout', 0.5), example=dict(dropout=0.5),
     ),
     Entry(
-        r'.*', '', 'PrefetchEpochBasedTrainLoop resumes within an epoch, stock repeats the epoch',
+        r'.*', '', 'PrefetchEpochBasedTrainLoop resumes within an epoch; stock repeats the epoch',
         arms=('loops',), leg=RESUMED, when=within_epoch,
         example=dict(loop='epoch', samples=12, by_epoch='other', interval=2),
     ),
     Entry(
-        r'log\.missing', 'WARNING Reach the end', 'our loader needs no restart for a new pass',
+        r'log\.missing', 'WARNING Reach the end', 'our loaders begin a new pass without a restart',
         arms=('loops',), example=dict(sampler='default', samples=12),
     ),
     Entry(
-        r'log\.missing', 'Advance dataloader', 'our loops seek the place and skip no batch',
+        r'log\.missing', 'Advance dataloader',
+        'our loops seek the position instead of skipping batches',
         arms=('loops',), leg=RESUMED,
     ),
     Entry(
-        r'log\.missing', 'WARNING Fast sampler-level resume', 'our loops skip no batch',
+        r'log\.missing', 'WARNING Fast sampler-level resume',
+        'our loops need no sampler-level resume',
         arms=('loops',), leg=RESUMED, example=dict(sampler='default', samples=12),
     ),
     Entry(
@@ -155,62 +159,65 @@ DOCUMENTED: tuple[Entry, ...] = (
         when=has('amp', 'bfloat16'), example=dict(amp='bfloat16'),
     ),
     Entry(
-        rf'{HUB}\.log_scalars\.length', '', 'histories keep as many values as windows ask for',
+        rf'{HUB}\.log_scalars\.length', '',
+        'histories keep only as many values as the windows need',
         when=has('history', 5), arms=ARMS,
         example=dict(history=5, window=3),
     ),
     Entry(
         r'log\.(missing|warning)',
         'WARNING (Resumed iteration number|Iteration N is|Gradient accumulative|.*update)',
-        'SparseOptimWrapper says in its own words what an incomplete update loses',
+        'SparseOptimWrapper words the warning about an incomplete update differently',
         when=lambda case: case['accumulate'] > 1,
         example=dict(accumulate=3), leg=RESUMED,
     ),
     Entry(
-        'seen', 'length', 'a loader with a batch_sampler knows its batch_size, stock says None',
+        'seen', 'length',
+        'a loader with a batch_sampler reports its batch_size; stock reports None',
         arms=('loops',), when=lambda case: case['batch_sampler'] is not None,
         example=dict(batch_sampler='plain', hooks=('reads_length',)),
     ),
     Entry(
-        r'.*', '', 'resume takes the newest whole file where no marker names one',
+        r'.*', '', 'resume takes the newest whole checkpoint if there is no marker',
         leg=RESUMED, when=saved_by_hand,
         example=dict(interval=-1, save_last=False, hooks=('saves_by_hand',)),
     ),
     Entry(
-        'error', r'pipeline.py', 'an error of a sample is a LoaderError that names the sample',
+        'error', r'pipeline.py',
+        'an error in a sample is raised as a LoaderError that names the sample',
         arms=('loops',), when=lambda case: case['batches_per_epoch'] is not None,
         example=dict(samples=7, sampler='default', batches_per_epoch=3),
     ),
     Entry(
-        'error', r'loops.py', 'stock fails in its own loop, and ours trains', arms=('loops',),
+        'error', r'loops.py', 'the stock loop fails where ours trains', arms=('loops',),
         when=lambda case: case['sampler'] is None or reads_train_loader(case),
         example=dict(sampler=None, batch_sampler='growing'),
     ),
     Entry(
-        'seen', r'read', "reading a loader begins with its first batch; with an endless sampler "
-        "stock's takes samples from the training",
+        'seen', r'read', 'iterating over our loader starts at the first batch; with an '
+        'endless sampler, stock takes samples from the training',
         arms=('loops',), when=lambda case: case['loop'] == 'iter',
         example=dict(hooks=('reads_loader',)),
     ),
     Entry(
-        r'(files|log)\..*', '', 'a relative out_dir stays the folder that it was '
-        'at the start, whatever `os.chdir` does later', arms=ARMS,
+        r'(files|log)\..*', '', 'a relative out_dir is resolved at the start; '
+        'a later `os.chdir` does not move it', arms=ARMS,
         when=lambda case: has('hooks', 'changes_folder')(case) and case['out_dir'] is not None,
         example=dict(out_dir='out', hooks=('changes_folder',)),
     ),
     Entry(
-        rf'(json|log|{HUB}\..*)\..*', '', 'a history that a hook has taken away comes back '
-        'with the next value that is logged, at another place in the order', arms=ARMS,
+        rf'(json|log|{HUB}\..*)\..*', '', 'a history that a hook removed is created again '
+        'by the next logged value, at another position in the order', arms=ARMS,
         when=has('hooks', 'pops_history', 'clears_histories'),
         example=dict(hooks=('clears_histories',)),
     ),
 )  # fmt: skip
 
-# Each is to be fixed; the number is that of the issue and its item.
+# Differences to fix, with the number of their issue and its item.
 OPEN: tuple[Entry, ...] = (
 )  # fmt: skip
 
 
 def explained(found: Found, case: Case) -> Entry | None:
-    """Return the entry that explains a difference; None where it is a defect not yet known."""
+    """Return the entry that explains a difference; None if there is none, which is a defect."""
     return next((one for one in (*DOCUMENTED, *OPEN) if one.covers(found, case)), None)

@@ -1,4 +1,4 @@
-"""Hooks as users write them: they read and change what a training is made of."""
+"""Hooks as users write them, which read and change the parts of a training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.testing.differential.toys import DiffDataset, digest, note
 
 @HOOKS.register_module()
 class DiffWitness(Hook):
-    """Notes what each iteration was given and returned.
+    """Hook that notes the batch and the outputs of each iteration.
 
-    After the iteration: with a hook before it, ours copies a checkpoint at once, and the usual
-    way would not be tested.
+    It acts after the iteration: a hook before the iteration makes our checkpoint hook copy the
+    state at once, and the usual deferred copy would not be tested.
     """
 
     priority = 'VERY_HIGH'
@@ -42,11 +42,11 @@ class DiffWitness(Hook):
 
 @HOOKS.register_module()
 class DiffStop(Hook):
-    """Ends the training early, in the way that EarlyStoppingHook does.
+    """Hook that ends the training early, as EarlyStoppingHook does.
 
     Args:
-        after: Iterations, or epochs where the loop counts these.
-        by_epoch: Whether these are epochs.
+        after: Number of iterations or epochs.
+        by_epoch: Whether `after` counts epochs.
     """
 
     priority = 'VERY_LOW'
@@ -68,7 +68,7 @@ def first_saver(runner: Any) -> Any:
 
 
 def _loader_of(loader: Any) -> DataLoader:
-    """A user's own loader over the same data, in the order of the data set."""
+    """Return a user's plain loader over the same data, in the order of the dataset."""
     return DataLoader(DiffDataset(8), batch_size=2, collate_fn=loader.collate_fn)
 
 
@@ -201,7 +201,7 @@ def sets_epoch(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def uploads(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-    """Look for the newest files, as a hook that copies them elsewhere."""
+    """Look for the newest files, as a hook that uploads them does."""
     for key in ('last_ckpt', 'best_ckpt'):
         path = runner.message_hub.get_info(key)
         if path:
@@ -246,7 +246,7 @@ def clears_histories(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def wraps_checkpoint(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-    """Take the checkpoint hook's place, and call it."""
+    """Replace the checkpoint hook by a wrapper that calls it."""
     saver = first_saver(runner)
     runner._hooks = [DiffWrapper(one) if one is saver else one for one in runner.hooks]
 
@@ -267,7 +267,7 @@ def asks_loader_type(hook: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class DiffWrapper(Hook):
-    """Calls another hook at each stage."""
+    """Hook that calls another hook at each stage."""
 
     def __init__(self, inner: Hook) -> None:
         self.inner, self.priority = inner, inner.priority
@@ -278,7 +278,7 @@ class DiffWrapper(Hook):
         return object.__getattribute__(self, name)
 
 
-# Name of the hook: the stage where it acts, its priority, and what it does.
+# By name of the hook: its stage, its priority and its function.
 MEDDLERS: dict[str, tuple[str, str, Callable]] = dict(
     adds=('before_save_checkpoint', 'NORMAL', adds),
     drops_state=('before_save_checkpoint', 'NORMAL', drops_state),

@@ -1,4 +1,4 @@
-"""Compares trainings with stock and with ours for a range of seeds, or for one case.
+"""Compare trainings with stock parts and with ours for a range of seeds, or for one case.
 
 ::
 
@@ -28,12 +28,12 @@ from tests.testing.differential.documented import explained
 from tests.testing.differential.run_case import Found, prepare, run_case
 from tests.testing.differential.shrink import shrunk
 
-MEMORY = '/dev/shm'  # files are synced, which takes longest on a disk
+MEMORY = '/dev/shm'  # each save is synced, which is slow on a disk
 Result = tuple[int, Case, list[Found], int, bool]
 
 
 def run_seed(seed: int, directions: int | None = 2, case: Case | None = None) -> Result:
-    """Return what is different for a seed, how many trainings that took, and if stock's fails."""
+    """Return seed, case, differences, number of trainings, and whether the stock one fails."""
     case = case_of(seed) if case is None else settled(case)
     folder = MEMORY if os.path.isdir(MEMORY) else None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -61,18 +61,18 @@ def _seeds(text: str) -> range:
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--seeds', type=_seeds, default=range(20), help='as 0:500, or 17')
-    parser.add_argument('--case', help='a case as a Python dict, instead of seeds')
-    parser.add_argument('--jobs', type=int, default=1, help='processes')
-    parser.add_argument('--all-directions', action='store_true', help='all 15 of resuming')
-    parser.add_argument('--known', action='store_true', help='list the known differences as well')
+    parser.add_argument('--seeds', type=_seeds, default=range(20), help='such as 0:500, or 17')
+    parser.add_argument('--case', help='case as a Python dict, instead of seeds')
+    parser.add_argument('--jobs', type=int, default=1, help='number of processes')
+    parser.add_argument('--all-directions', action='store_true', help='resume in all 15 directions')
+    parser.add_argument('--known', action='store_true', help='with --verbose: known ones too')
     parser.add_argument('--verbose', action='store_true', help='print each difference')
-    parser.add_argument('--shrink', action='store_true', help='shrink the first seed of a kind')
+    parser.add_argument('--shrink', action='store_true', help='shrink the first case of each kind')
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 1 where something is different that no entry explains."""
+    """Return the exit code: 1 if no entry explains a difference."""
     options = _parsed(arguments)
     prepare()
     start, trainings, cases = time.perf_counter(), 0, 0
@@ -92,8 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
                 known[entry.issue and f'{entry.issue}: {entry.reason}'].append(seed)
     seconds = time.perf_counter() - start
     print(f'{cases} cases, {trainings} trainings, {seconds:.0f} s')
-    if failing:  # nothing but the error is compared
-        print(f'{len(failing)} cases in which stock fails, first {failing[:8]}')
+    if failing:  # only the error is compared
+        print(f'stock fails: {len(failing)} cases, first {failing[:8]}')
     for name in sorted(filter(None, known)):
         print(f'open {name}: {len(set(known[name]))} seeds, first {known[name][0]}')
     for kind, rows in sorted(unknown.items(), key=lambda item: -len(item[1])):

@@ -1,13 +1,13 @@
-"""Runs a case: whole trainings with stock parts and with ours, then resumes in all directions.
+"""Trainings of a case: whole ones with stock parts and with ours, then resumes.
 
 ::
 
-    scratch/whole/<arm>          the training from start to end
-    scratch/first/<arm>          the training that ends early, for resume='stop'
-    scratch/<arm>-<arm>          what the second arm makes of the first one's work dir
-      work/ out/ observed        files, and what was seen in the process
+    scratch/whole/<arm>          training from start to end
+    scratch/first/<arm>          training that ends early, for resume='stop'
+    scratch/<arm>-<arm>          resume of the first arm's work dir by the second arm
+      work/ out/ observed        files, and the state observed in the process
 
-All trainings run in scratch/now, so that paths in files and logs are the same.
+All trainings run in scratch/now, so that the paths in files and logs are equal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.testing.differential.cases import Case, completed
 from tests.testing.differential.compare import Difference, compare
 from tests.testing.differential.configs import ARMS, config_of
 
-LONGEST = 60  # seconds of one training; more is a hang
+LONGEST = 60  # seconds; a training that takes longer hangs
 NOW = 'now'
 REFERENCE = ('stock', 'stock')
 DIRECTIONS = [pair for pair in itertools.product(ARMS, ARMS) if pair != REFERENCE]
@@ -61,7 +61,7 @@ OF_A_RUN = re.compile(r'\d{8}_\d{6}(\.py|\.log)?$|^observed$')
 
 @dataclass(frozen=True)
 class Found:
-    """A difference, and the training that showed it."""
+    """Difference, and the training that shows it."""
 
     leg: str
     arm: str
@@ -69,19 +69,20 @@ class Found:
 
 
 class Hangs(Exception):
-    """A training that takes longer than any of these can."""
+    """Error of a training that takes longer than the limit."""
 
 
 def run_case(
     case: Case, scratch: Path, seed: int = 0, directions: int | None = 2
 ) -> tuple[list[Found], int, bool]:
-    """Return what is different from stock, how many trainings were run, and whether stock fails.
+    """Return the differences from stock, the number of trainings, and whether stock fails.
 
     Args:
-        case: What the training is.
-        scratch: An empty folder.
-        seed: Chooses the directions of resuming.
-        directions: How many of them besides stock to stock; None: all.
+        case: Case of the training.
+        scratch: Empty folder.
+        seed: Seed of the choice of directions. Defaults to 0.
+        directions: Number of resume directions, in addition to stock to stock; None: all.
+            Defaults to 2.
     """
     runs = _Runs(case, scratch)
     found = []
@@ -102,13 +103,13 @@ def run_case(
 
 
 def _differs(found: list[Found], arm: str) -> bool:
-    """Whether resuming from the arm would only repeat a difference already found."""
+    """Return whether a resume from the arm would only repeat a difference already found."""
     kinds = {one.difference.kind.partition('.')[0] for one in found if one.arm == arm}
     return bool(kinds & {'error', 'weights', 'optimizer', 'schedules'})
 
 
 class _Runs:
-    """The trainings of a case, each run once."""
+    """Trainings of a case, each of which runs once."""
 
     def __init__(self, case: Case, scratch: Path) -> None:
         self.case, self.full, self.scratch, self.count = case, completed(case), scratch, 0
@@ -120,7 +121,7 @@ class _Runs:
         return self._once(f'whole/{arm}', arm)
 
     def origin(self, first: str, then: str) -> bool:
-        """Whether there is a checkpoint to resume from."""
+        """Return whether there is a checkpoint to resume from."""
         root = self._first(first)
         return self.full['resume'] == 'stop' or self._file(root) is not None
 
@@ -136,7 +137,7 @@ class _Runs:
         return self._once(f'first/{arm}', arm, stop=True)
 
     def _file(self, root: Path) -> str | None:
-        """The earliest checkpoint that is left, where it is while a training runs."""
+        """Return the path of the earliest remaining checkpoint, as it is during a training."""
         template = self.full['template'] or '*_{}.pth'
         files = [
             path
@@ -179,13 +180,13 @@ def _not_of_the_run(folder: str, names: list[str]) -> list[str]:
 
 
 def observed(root: Path) -> dict[str, Any]:
-    """Return what was seen in the process of a training."""
+    """Return the state observed in the process of a training."""
     with open(root / 'observed', 'rb') as file:
         return pickle.load(file)
 
 
 def train(cfg: Config) -> dict[str, Any]:
-    """Train, and return what is known in the process afterwards."""
+    """Train and return the state of the process afterwards."""
     toys.NOTES.clear()
     runner, error, trace = None, None, ''
     try:
@@ -201,7 +202,7 @@ def train(cfg: Config) -> dict[str, Any]:
     if runner is not None and error is None:
         result.update(_state_of(runner))
     del runner
-    gc.collect()  # ours closes what a failed training leaves open
+    gc.collect()  # our parts close files of a failed training when collected
     _forget()
     return result
 
@@ -236,7 +237,7 @@ def _plain(value: Any) -> Any:
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     def stop(*args: Any) -> None:
-        raise Hangs(f'no end after {LONGEST} s')
+        raise Hangs(f'training has not ended after {LONGEST} s')
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(LONGEST)
@@ -269,13 +270,13 @@ def _inside(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _loading_of(arm: str) -> Iterator[None]:
-    """Load files as the arm's process would: without `import mmtempo`, or with it."""
+    """Load files as in the process of the arm: without `import mmtempo`, or with it."""
     if arm != 'stock':
         yield
         return
     CheckpointLoader.register_scheme('', stock_loading.load_from_local, force=True)
     try:
-        # With torch from 2.6 on mmengine 0.10.7 reads its own files in no other way.
+        # mmengine 0.10.7 cannot read its checkpoints otherwise, with torch 2.6 or later.
         with mock.patch.dict(os.environ, {UNSAFE: '1'}):
             yield
     finally:
@@ -284,7 +285,7 @@ def _loading_of(arm: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Leave out what takes longer than the training: versions, formatting, a pause of 2 s."""
+    """Skip steps that take longer than the training: versions, formatting, a pause of 2 s."""
     clock = SimpleNamespace(time=time.time, sleep=lambda seconds: None)
     with (
         mock.patch('mmengine.runner.runner.collect_env', dict),
@@ -296,7 +297,7 @@ def quick() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Drop what lives as long as the process, so that the next training begins anew."""
+    """Clear the global state of mmengine, so that the next training starts without it."""
     for logger in MMLogger._instance_dict.values():
         for handler in logger.handlers:
             handler.close()
@@ -305,10 +306,10 @@ def _forget() -> None:
     FileClient._instances.clear()  # each warns once
 
 
-assert meddlers  # it registers the hooks
+assert meddlers  # imported to register the hooks
 
 
 def prepare() -> None:
-    """Set what a process that runs cases needs."""
+    """Configure a process that runs cases."""
     torch.set_num_threads(1)
     warnings.filterwarnings('ignore', module='mmengine|torch')

@@ -1,4 +1,4 @@
-"""Makes a case that shows a difference as plain as it can be."""
+"""Reduction of a case to the axes that a difference needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data, model, metric and wrapper of the trainings that are compared."""
+"""Dataset, model, metric and optimizer wrapper of the compared trainings."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mmengine.visualization import LocalVisBackend
 from torch import nn
 
 WIDTH = 4
-# What users' hooks and models found out, in the order of the events; one list for each run.
+# Notes of users' hooks and models, in the order of the events; cleared before each run.
 NOTES: list[tuple] = []
 
 
 def note(*values: Any) -> None:
-    """Keep something that has to be the same with stock parts and with ours."""
+    """Record values that must be equal with stock parts and with ours."""
     NOTES.append(values)
 
 
 @DATASETS.register_module()
 class DiffDataset(torch.utils.data.Dataset):
-    """Points, the same for each index until `shift` changes.
+    """Dataset of constant random vectors plus `shift`.
 
     Args:
-        samples: How many.
+        samples: Number of samples.
         with_samples: Whether a sample has `data_samples`. Defaults to False.
-        metainfo: Kind of the metainfo; None: no such attribute. Defaults to None.
+        metainfo: Kind of the metainfo; None: no attribute `metainfo`. Defaults to None.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ def _metainfo(kind: str) -> dict:
 
 @DATA_SAMPLERS.register_module()
 class GrowingBatchSampler:
-    """A user's batch sampler: batches of 1, 2, ... samples, then of one again.
+    """User's batch sampler, with batches of 2, 3, ..., `batch_size` + 1 samples, then of 2 again.
 
     Args:
-        sampler: Of the samples.
-        batch_size: The largest batch.
+        sampler: Sampler of the indices.
+        batch_size: Size of the largest batch minus 1.
         drop_last: Whether an incomplete batch is dropped. Defaults to False.
     """
 
@@ -104,13 +104,13 @@ class GrowingBatchSampler:
 
 @MODELS.register_module()
 class DiffModel(BaseModel):
-    """Trains in well under a millisecond.
+    """Model whose step takes less than a millisecond.
 
     Args:
-        outputs: Which values a step returns. Defaults to 'plain'.
-        state: Which parameters and buffers there are. Defaults to 'plain'.
-        lists_only: Whether `inputs` has to be a list. Defaults to False.
-        dropout: Share of the inputs that a step leaves out. Defaults to 0.0.
+        outputs: Kind of the values that a step returns. Defaults to 'plain'.
+        state: Kind of the parameters and buffers. Defaults to 'plain'.
+        lists_only: Whether `inputs` must be a list. Defaults to False.
+        dropout: Probability of the dropout on the inputs. Defaults to 0.0.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class DiffModel(BaseModel):
         is_tensor = isinstance(inputs, torch.Tensor)
         batch = inputs if is_tensor and not self.lists_only else torch.stack(inputs)
         if self.training and len(batch) == 1:
-            batch = batch.repeat(2, 1)  # normalization needs two, the last batch may have one
+            batch = batch.repeat(2, 1)  # batch norm needs two samples; the last batch may have one
         if mode == 'loss' and self.state == 'moving':
             self.key.data.lerp_(self.net[0].weight.data, 0.3)
         out = self.net(nn.functional.dropout(batch, self.dropout, self.training)).float()
@@ -176,7 +176,7 @@ class DiffModel(BaseModel):
                 lr_like=0.125,
                 my_lr=0.25,
             )
-        if self.outputs == 'shared':  # a tensor that the model fills anew in each iteration
+        if self.outputs == 'shared':  # a tensor that the model updates in place in each iteration
             if not hasattr(self, 'running'):
                 self.running = torch.zeros(())
             self.running += 1
@@ -189,7 +189,7 @@ class DiffModel(BaseModel):
 
 @METRICS.register_module()
 class DiffMetric(BaseMetric):
-    """Scores of the samples seen, the weights' outputs, and the iteration."""
+    """Metric with scores of the outputs and of the iteration."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
         self.results += [float(sample['out'].detach().sum()) for sample in data_samples]
@@ -208,7 +208,7 @@ class DiffMetric(BaseMetric):
 
 @OPTIM_WRAPPERS.register_module()
 class DiffAmpOptimWrapper(AmpOptimWrapper):
-    """Stock's wrapper, which refuses to be built without a GPU, for the CPU."""
+    """Stock's `AmpOptimWrapper` for the CPU, without its check for a GPU."""
 
     def __init__(self, dtype: str, loss_scale: dict, **kwargs: Any) -> None:
         OptimWrapper.__init__(self, **kwargs)
@@ -224,7 +224,7 @@ class DiffAmpOptimWrapper(AmpOptimWrapper):
 
 @VISBACKENDS.register_module()
 class DiffVisBackend(LocalVisBackend):
-    """A second visualizer backend that notes each call."""
+    """Second visualizer backend, which notes each call."""
 
     def add_scalar(self, name: str, value: Any, step: int = 0, **kwargs: Any) -> None:
         note('add_scalar', name, step)
@@ -238,19 +238,19 @@ class DiffVisBackend(LocalVisBackend):
 
 
 def diff_spread(self: HistoryBuffer, window_size: int = 3) -> Any:
-    """Return the spread of the last values; a statistic that a user registers."""
+    """Return the range of the last values; a statistic that a user registers."""
     return self._log_history[-window_size:].max() - self._log_history[-window_size:].min()
 
 
 def register_statistic(is_used: bool) -> None:
-    """Register the statistic for the trainings that use it; every history names it in its file."""
+    """Register or remove the statistic: saved histories name all registered statistics."""
     HistoryBuffer._statistics_methods.pop(diff_spread.__name__, None)
     if is_used:
         HistoryBuffer.register_statistics(diff_spread)
 
 
 def digest(batch: Any) -> str:
-    """Return a fingerprint of the inputs of a batch, whatever they are held in."""
+    """Return a hash of the inputs of a batch, which are a tensor or a list."""
     inputs = batch['inputs']
     rows = inputs if isinstance(inputs, torch.Tensor) else torch.stack(list(inputs))
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:12]
