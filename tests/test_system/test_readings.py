@@ -30,7 +30,7 @@ from mmtempo.system.readings import (
     throttling,
     tree_memory,
 )
-from tests.test_system.test_limits import v1, v2
+from tests.testing.cgroups import v1, v2
 from tests.testing.processes import FORK
 
 MB = 1 << 20
