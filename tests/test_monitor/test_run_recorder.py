@@ -145,7 +145,7 @@ def test_another_process_that_waits_longer_is_named(tmp_path: Path) -> None:
         run.report.update(ranks=dict(data=dict(max=0.05, rank=3)))
         run.report.window()
     verdict = run.report.end('completed')['verdict']
-    assert verdict['headline'].startswith('Rank 3 is late with its data')
+    assert verdict['headline'].startswith('Late data on rank 3 costs')
 
 
 def test_how_busy_the_device_was_is_a_mean_of_all_looks(tmp_path: Path) -> None:

@@ -106,6 +106,14 @@ def test_hook_is_replaced_under_the_key_of_the_config() -> None:
     assert overrides(verdict) == ['default_hooks.saving.type=AsyncCheckpointHook']
 
 
+def test_interval_of_never_is_not_prolonged() -> None:
+    found = summary(phases={'hook:AsyncCheckpointHook': 50.0})
+    found['setting']['checkpoint_interval'] = -1
+    verdict = judge(found)
+    assert verdict.headline.startswith('AsyncCheckpointHook takes 6.')
+    assert not verdict.change
+
+
 def test_replaced_default_hook_keeps_its_interval() -> None:
     """AsyncCheckpointHook, as stock, never saves by default."""
     slow = {'hook:CheckpointHook': 50.0, 'hook:LoggerHook': 40.0}
@@ -207,7 +215,8 @@ def test_idle_device_is_attributed_to_the_host() -> None:
     found['setting'].update(default_hooks=STOCK_HOOKS, parts=['RuntimeInfoHook'])
     verdict = judge(found)
     assert verdict.headline == (
-        'The device is idle for 41 % of the time, without waiting for data, evaluation or saving.'
+        'Apart from waiting for data, evaluation and saving, the device is idle for 41 % of the '
+        'time.'
     )
     assert verdict.why[:2] == [
         'The driver reports the device busy for 55 % of the time (40 readings).',
@@ -223,7 +232,7 @@ def test_compiled_step_is_not_advised_to_compile() -> None:
     found = summary(device_busy=dict(mean=0.5, looks=40))
     found['phases']['train_step'] = found['phases'].pop('forward')
     verdict = judge(found)
-    assert verdict.headline.startswith('The device is idle')
+    assert verdict.headline.startswith('Apart from waiting for data')
     assert not verdict.change
 
 

@@ -137,7 +137,7 @@ def _extremes(samples: list[Line]) -> Line:
 
 def _lost(windows: list[Line], stalls: list[Line]) -> Line:
     """Return seconds, share and number of the stalls, in total and by cause."""
-    # Windows do not contain the time of spans, which are one line for many iterations.
+    # Windows exclude the time lost in spans, whose line covers many iterations.
     spans = [line for line in stalls if line.get('iterations')]
     seconds, wall = total(windows, 'lost') + total(spans, 'lost'), total(windows, 'seconds')
     by_cause: dict[str, Line] = {}

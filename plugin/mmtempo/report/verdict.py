@@ -41,7 +41,7 @@ STALLS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is slow, why, and what to change; the largest cost first."""
+    """A judged run: headline, reasons and advised overrides; the largest cost first."""
 
     headline: str
     why: list[str] = field(default_factory=list)
@@ -272,8 +272,8 @@ def _idle_device(run: RunFigures) -> Finding | None:
         reason = 'may launch fewer and larger kernels; compare the speed'
         change.append(Advice('compile=True', reason))
     headline = (
-        f'The device is idle for {percent(idle)} of the time, without waiting for data, '
-        'evaluation or saving.'
+        'Apart from waiting for data, evaluation and saving, the device is idle for '
+        f'{percent(idle)} of the time.'
     )
     why = [
         f'The driver reports the device busy for {percent(busy)} of the time ({_readings(run)}).',

@@ -109,7 +109,7 @@ def test_tables_are_shown_without_decompression(browser: str, report: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ('tools', 'says'),
+    ('tools', 'message'),
     [
         ({}, 'no Chromium, and not root on a system with apt-get'),
         ({'apt-get': 'exit 100'}, 'Chromium could not be installed'),
@@ -118,7 +118,7 @@ def test_tables_are_shown_without_decompression(browser: str, report: Path, tmp_
     ],
 )
 def test_ci_installs_a_browser_and_continues_without(
-    tools: dict, says: str, tmp_path: Path
+    tools: dict, message: str, tmp_path: Path
 ) -> None:
     for name in ('bash', 'dirname'):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
@@ -131,5 +131,5 @@ def test_ci_installs_a_browser_and_continues_without(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith('make test\n')
-    assert says in done.stderr
-    assert bool(says) == bool(done.stderr)
+    assert message in done.stderr
+    assert bool(message) == bool(done.stderr)
