@@ -1,13 +1,13 @@
-"""Show what a training run did with its time.
+"""Report where the time of a training run went.
 
 python tools/report.py work_dirs/my_run
 python tools/report.py work_dirs/my_run --out report.html --trace trace.json --open
 python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
 
 Writes one HTML file that needs no network: verdict, throughput, phases, slow iterations with
-their causes, memory, machine. It reads what ThroughputMonitorHook wrote (tempo_summary.json and
-tempo.jsonl, also of runs that crashed or are still going on), and stock logs of mmengine as far
-as they go. `compare` puts two runs side by side: `report.py compare --help`.
+their causes, memory, machine. Reads the files of ThroughputMonitorHook (tempo_summary.json and
+tempo.jsonl, also of runs that crashed or are still running), or the stock logs of mmengine, which
+contain less. `compare` compares two runs: see `report.py compare --help`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,30 @@ from rich.console import Console
 
 from mmtempo.cli.run import LaunchError, run_tool
 from mmtempo.report import RunLog, read_log
-from mmtempo.report.compare import FEW, Comparison, allowed_slowdown, compare
+from mmtempo.report.compare import Comparison, allowed_slowdown, compare
 from mmtempo.report.format import size
 from mmtempo.report.html.page import plotly_script, write_html
+from mmtempo.report.run_figures import FEW
 from mmtempo.report.trace import write_trace
 from mmtempo.report.verdict import judge
 
-COMPARE = f"""Put two runs side by side, and say whether B is slower than A.
+COMPARE = f"""Compare two runs, and judge whether B is slower than A.
 
 python tools/report.py compare work_dirs/before work_dirs/after
 python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
 
-What is judged is samples per second end to end where both runs know them, else iterations per
-second. Exit code: 0, or 1 when B is slower than allowed, or 2 for a mistake such as a missing file,
-and where nothing can be judged: one of them crashed, or has fewer than {FEW} iterations.
+Judges samples per second end to end if both runs have them, else iterations per second. The exit
+code is 0, or 1 if B is slower than allowed, or 2 for an error such as a missing file, or if a run
+cannot be judged because it crashed or has fewer than {FEW} iterations.
 """
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    """Of both forms: the first word 'compare' asks for the second one."""
+    """Parse the arguments of either form; the first word 'compare' selects the second.
+
+    Args:
+        words: The arguments.
+    """
     comparing = words[:1] == ['compare']
     parser = argparse.ArgumentParser(
         prog='report.py compare' if comparing else 'report.py',
@@ -50,13 +55,13 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if comparing:
-        parser.add_argument('a', metavar='A', type=Path, help='work dir that sets the standard')
-        parser.add_argument('b', metavar='B', type=Path, help='work dir that is judged')
+        parser.add_argument('a', metavar='A', type=Path, help='work dir of the reference run')
+        parser.add_argument('b', metavar='B', type=Path, help='work dir of the run that is judged')
         parser.add_argument(
             '--fail-if-slower',
             metavar='SLOWDOWN',
-            help='exit with 1 when B is slower than A by more than this: 5%% or 5 is five percent, '
-            'and so is 0.05 (a number below 1 without %% is a fraction)',
+            help='exit with 1 if B is slower than A by more than this: 5%% or 5 is five percent, '
+            'as is 0.05 (a number below 1 without %% is a fraction)',
         )
         args = parser.parse_args(words[1:])
         args.allowed = None
@@ -70,7 +75,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         'work_dir',
         metavar='WORK_DIR',
         type=Path,
-        help="folder of a run, or one of its log files (a folder called 'compare': ./compare)",
+        help="work dir of a run, or one of its log files (write ./compare for a folder 'compare')",
     )
     parser.add_argument(
         '--out', metavar='FILE.html', type=Path, help='default: WORK_DIR/tempo_report.html'
@@ -86,7 +91,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f'--{name}: the folder {path.absolute().parent} does not exist')
         if path is not None and path.is_dir():
-            parser.error(f'--{name}: {path} is a folder; expected the name of a file')
+            parser.error(f'--{name}: {path} is a folder; expected a file name')
     return args
 
 
@@ -98,14 +103,14 @@ def main() -> int:
 
 
 def _read(args: argparse.Namespace) -> RunLog:
-    """What leaves nothing to write goes wrong here."""
+    """Read the run; raise here whatever leaves nothing to write."""
     log = _log(args.work_dir)
     try:
         plotly_script()
     except ModuleNotFoundError as error:
         raise LaunchError(str(error)) from error
     if log.kind == 'tempo' and 'verdict' not in log.summary and log.summary.get('iterations'):
-        # Of a run that was killed before it had written a summary; its lines are enough.
+        # The run was killed before it wrote a summary; its lines suffice for a verdict.
         log.summary['verdict'] = asdict(judge(log.summary))
     return log
 
@@ -120,7 +125,7 @@ def _log(path: Path) -> RunLog:
 def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
     folder = args.work_dir if args.work_dir.is_dir() else args.work_dir.parent
     path = args.out or folder / 'tempo_report.html'
-    with _saying(path, '--out'):
+    with _reported(path, '--out'):
         write_html(log, path)
     verdict = log.summary.get('verdict') or {}
     lines = [verdict.get('headline'), *(f'  {reason}' for reason in verdict.get('why') or [])]
@@ -133,9 +138,9 @@ def _write(log: RunLog, args: argparse.Namespace, console: Console) -> None:
         _say(console, line)
     if args.open:
         webbrowser.open(path.absolute().as_uri())
-    if args.trace:  # the last: a run may have a page and no trace
+    if args.trace:  # after the page: a run may lack the data for a trace
         try:
-            with _saying(args.trace, '--trace'):
+            with _reported(args.trace, '--trace'):
                 write_trace(log, args.trace)
         except ValueError as error:
             raise LaunchError(str(error)) from error
@@ -148,19 +153,27 @@ def _say(console: Console, line: str) -> None:
 
 
 @contextlib.contextmanager
-def _saying(path: Path, option: str) -> Iterator[None]:
-    """A folder that is somebody else's, or a full disk, is no reason for a traceback."""
+def _reported(path: Path, option: str) -> Iterator[None]:
+    """Report a failure to write, such as a full disk, without a traceback.
+
+    Args:
+        path: The file that is written.
+        option: The option that names it.
+    """
     try:
         yield
     except OSError as error:
         why = error.strerror or error
         raise LaunchError(
-            f'{path} cannot be written ({why}); name another {option} FILE'
+            f'{path}: cannot be written ({why}); pass another {option} FILE'
         ) from error
 
 
 def _compared(args: argparse.Namespace) -> Comparison | ValueError:
-    """Both runs, or why not, which `_judge` raises: `run_tool` says here what was not written."""
+    """Compare both runs; return an error for `_judge` to raise.
+
+    If it was raised here, `run_tool` would add that nothing was written.
+    """
     try:
         found = compare(_log(args.a), _log(args.b))
         _ = found.speed
@@ -176,10 +189,10 @@ def _judge(found: Comparison | ValueError, args: argparse.Namespace, console: Co
     if args.allowed is None:
         return
     if found.unfit:
-        raise LaunchError(f'--fail-if-slower: nothing can be judged: {"; ".join(found.unfit)}')
+        raise LaunchError(f'--fail-if-slower: cannot judge these runs: {"; ".join(found.unfit)}')
     speed = found.speed
     change = f'{abs(100 * found.slower):.1f} % {"slower" if found.slower > 0 else "faster"}'
-    text = f'B is {change} than A ({speed.name}); allowed is {100 * args.allowed:g} % slower'
+    text = f'B is {change} than A ({speed.name}); allowed: {100 * args.allowed:g} % slower'
     _say(console, text)
     if found.is_too_slow(args.allowed):
         raise SystemExit(1)

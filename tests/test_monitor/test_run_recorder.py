@@ -147,7 +147,7 @@ def test_slow_rank_is_named(tmp_path: Path) -> None:
         run.report.update(ranks=dict(data=dict(max=0.05, rank=3)))
         run.report.window()
     verdict = run.report.end('completed')['verdict']
-    assert verdict['headline'].startswith('Rank 3 is late with its data')
+    assert verdict['headline'].startswith('Late data on rank 3 costs')
 
 
 def test_device_busy_is_a_mean_over_samples(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A summary from lines alone."""
+"""Recovery of a summary from log lines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def window(last: int, seconds: float, run: int = 0, **more: object) -> dict:
     return dict(iter=last, iterations=10, seconds=seconds, run=run, **more)
 
 
-def test_nothing_measured_is_nothing_said() -> None:
+def test_no_lines_give_no_figures() -> None:
     assert recovered_summary([], [], [], [], []) == dict(version=1, warnings=[], stalls=[])
 
 
-def test_speeds_are_weighted_by_what_they_cost() -> None:
+def test_speeds_are_weighted_by_time() -> None:
     windows = [
         window(10, 1.0, steady=20.0, samples_per_s=40.0, lost=0.5, p50=0.05, cv=0.1),
         window(20, 4.0, steady=5.0, samples_per_s=10.0, lost=2.0, p50=0.2, cv=0.3),
@@ -28,7 +28,7 @@ def test_speeds_are_weighted_by_what_they_cost() -> None:
     assert found['samples_per_s'] == pytest.approx(16)  # 80 samples in 5 seconds
     assert found['samples_per_s_steady'] == pytest.approx(32)
     assert found['lost'] == dict(seconds=2.5, share=0.25, count=0, by_cause={})
-    assert found['p50'] == 0.2  # of the window in the middle
+    assert found['p50'] == 0.2  # of the median window
     assert 'p95' not in found
 
 
@@ -40,14 +40,14 @@ def test_only_the_last_run_counts() -> None:
     assert list(found['lost']['by_cause']) == ['b']
 
 
-def test_the_largest_stalls_are_kept() -> None:
+def test_largest_stalls_are_kept() -> None:
     stalls = [dict(iter=i, lost=float(i)) for i in range(KEEP + 5)]
     found = recovered_summary([], [], stalls, [], [])['stalls']
     assert [stall['iter'] for stall in found[:2]] == [KEEP + 4, KEEP + 3]
     assert len(found) == KEEP
 
 
-def test_extremes_of_memory() -> None:
+def test_memory_has_extremes() -> None:
     samples = [
         dict(ram_used=0.5, shm_free=10, device=dict(allocated=5, throttle=['heat'])),
         dict(ram_used=0.9, shm_free=2, device=dict(allocated=3)),
@@ -60,7 +60,7 @@ def test_extremes_of_memory() -> None:
     assert memory_of([{}]) is None
 
 
-def test_what_windows_say_together() -> None:
+def test_means_over_windows() -> None:
     windows = [
         window(10, 1.0, memory=dict(time=1.0, device=dict(utilisation=0.5))),
         window(20, 1.0, memory=dict(time=2.0, device=dict(utilisation=0.7)),
@@ -71,15 +71,15 @@ def test_what_windows_say_together() -> None:
     assert found['ranks']['data']['usual'] == 3
 
 
-def test_each_cause_has_its_part_and_a_spell_its_iterations() -> None:
+def test_stall_is_divided_by_cause_and_a_span_counts_its_iterations() -> None:
     parts = [
         dict(category='evaluation', cause='evaluation', seconds=2.0),
         dict(category='checkpoint', cause='Saver', seconds=1.0),
     ]
     both = dict(iter=7, lost=3.0, cause='evaluation', category='evaluation', parts=parts)
-    spell = dict(iter=9, lost=4.0, iterations=40, cause='Saver', category='checkpoint')
+    span = dict(iter=9, lost=4.0, iterations=40, cause='Saver', category='checkpoint')
     changes = [dict(iter=9, old=0.1, new=0.2, cause='Saver'), dict(iter=3, old=1, new=2, run=1)]
-    found = recovered_summary([{}], [window(10, 9.0)], [both, spell], [], [], changes)
+    found = recovered_summary([{}], [window(10, 9.0)], [both, span], [], [], changes)
     assert found['lost']['count'] == 41
     assert found['lost']['by_cause'] == dict(
         evaluation=dict(seconds=2.0, count=1, category='evaluation'),

@@ -1,4 +1,4 @@
-"""Reading what a run left, however it ended."""
+"""Reading the files of a run, however it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmtempo.timing import run_files
 from tests.testing.made_up import START, made_up_run, write_lines, write_run, write_summary
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
+def test_completed_run(tmp_path: Path) -> None:
     log = read_log(write_run(tmp_path / 'work', iterations=700))
     assert log.kind == 'tempo'
     assert log.summary['iterations'] == 700
@@ -25,19 +25,19 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert len(log.runs) == len(log.stages) == len(log.warnings) == 1
     assert log.notes == []
     assert log.name == 'lss_swin-mini_1xb4-300_synthetic-bev'
-    # Either of the files stands for the folder.
+    # Either file selects the folder.
     for name in ('tempo.jsonl', 'tempo_summary.json'):
         assert read_log(tmp_path / 'work' / name).summary == log.summary
 
 
-def test_files_in_the_newest_folder_below(tmp_path: Path) -> None:
+def test_newest_timestamped_folder_is_read(tmp_path: Path) -> None:
     write_run(tmp_path / '20260101_000000', iterations=100)
     write_run(tmp_path / '20260102_000000', iterations=200)
     (tmp_path / '20260103_000000').mkdir()
     assert read_log(tmp_path).summary['iterations'] == 200
 
 
-def test_a_killed_run_has_lines_only_and_half_of_the_last(tmp_path: Path) -> None:
+def test_killed_run_is_read_from_its_lines(tmp_path: Path) -> None:
     summary, lines = made_up_run(iterations=1000)
     lines = [line for line in lines if line['kind'] != 'end']
     write_lines(tmp_path, lines)
@@ -61,11 +61,11 @@ def test_a_killed_run_has_lines_only_and_half_of_the_last(tmp_path: Path) -> Non
     assert 'histogram' not in found
     notes = ' '.join(log.notes)
     assert 'tempo_summary.json is missing' in notes
-    assert '1 broken line;' in notes
-    assert 'still going on, or it was killed' in notes
+    assert 'Skipped 1 broken line of' in notes
+    assert 'still running, or it was killed' in notes
 
 
-def test_a_resumed_run_goes_on_in_the_half_line_of_a_killed_one(tmp_path: Path) -> None:
+def test_resumed_run_may_append_to_a_half_line(tmp_path: Path) -> None:
     _, first = made_up_run(iterations=100)
     write_lines(tmp_path, first[:-1])
     with open(tmp_path / 'tempo.jsonl', 'a') as file:
@@ -82,7 +82,7 @@ def test_a_resumed_run_goes_on_in_the_half_line_of_a_killed_one(tmp_path: Path) 
     assert '2 runs are in this folder' in ' '.join(log.notes)
 
 
-def test_a_summary_of_an_earlier_run_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
+def test_summary_of_an_earlier_run_is_ignored(tmp_path: Path) -> None:
     write_run(tmp_path, iterations=100)
     _, lines = made_up_run(iterations=50, first=100, started=START + 1000)
     write_lines(tmp_path, lines[:-1])
@@ -92,7 +92,7 @@ def test_a_summary_of_an_earlier_run_is_not_taken_for_the_last_one(tmp_path: Pat
     assert 'that of an earlier run' in ' '.join(log.notes)
 
 
-def test_only_a_summary(tmp_path: Path) -> None:
+def test_summary_without_lines(tmp_path: Path) -> None:
     summary, _ = made_up_run(iterations=100)
     write_summary(tmp_path, summary)
     log = read_log(tmp_path)
@@ -100,7 +100,7 @@ def test_only_a_summary(tmp_path: Path) -> None:
     assert log.windows == []
 
 
-def test_a_crash_before_the_first_window(tmp_path: Path) -> None:
+def test_crash_before_the_first_window(tmp_path: Path) -> None:
     _, lines = made_up_run(iterations=1)
     error = 'RuntimeError: boom'
     write_lines(tmp_path, [lines[0], dict(kind='end', iter=0, status='crashed', error=error)])
@@ -110,27 +110,29 @@ def test_a_crash_before_the_first_window(tmp_path: Path) -> None:
     assert 'seconds' not in log.summary
 
 
-def test_nan_is_no_number(tmp_path: Path) -> None:
+def test_nan_is_read_as_none(tmp_path: Path) -> None:
     write_run(tmp_path, iterations=100)
     path = tmp_path / 'tempo_summary.json'
     path.write_text(path.read_text().replace('"cv": 0.031', '"cv": NaN'))
     assert read_log(tmp_path).summary['cv'] is None
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match='no such file or folder') as caught:
         read_log(tmp_path / 'nowhere')
     assert str(tmp_path / 'nowhere') in str(caught.value)
-    with pytest.raises(FileNotFoundError, match='ThroughputMonitorHook writes') as caught:
+    with pytest.raises(
+        FileNotFoundError, match='of ThroughputMonitorHook, or with stock logs'
+    ) as caught:
         read_log(tmp_path)
     for word in (str(tmp_path), 'tempo_summary.json', 'tempo.jsonl', 'stock logs', 'scalars.json'):
         assert word in str(caught.value)
     (tmp_path / 'tempo.jsonl').write_text('{"kind": "ru')
-    with pytest.raises(FileNotFoundError, match='no whole line'):
+    with pytest.raises(FileNotFoundError, match='no complete line'):
         read_log(tmp_path)
 
 
-def test_a_summary_that_is_no_json(tmp_path: Path) -> None:
+def test_unreadable_summary_is_replaced_by_lines(tmp_path: Path) -> None:
     (tmp_path / 'tempo_summary.json').write_text('[1]')
     with pytest.raises(ValueError, match='tempo_summary.json: .*expected an object, found list'):
         read_log(tmp_path)
@@ -142,23 +144,23 @@ def test_a_summary_that_is_no_json(tmp_path: Path) -> None:
     assert 'not readable' in ' '.join(log.notes)
 
 
-def test_names_and_version_are_those_of_the_writer() -> None:
+def test_reader_and_writer_share_names_and_version() -> None:
     for name in ('LINES', 'SUMMARY', 'VERSION'):
         assert getattr(run_log, name) is getattr(run_files, name)
 
 
 @pytest.mark.parametrize('broken', ['', '{"kind": "ru', '\x00\x00\n'])
-def test_stock_logs_beside_files_that_say_nothing(broken: str, tmp_path: Path) -> None:
+def test_stock_logs_replace_empty_files(broken: str, tmp_path: Path) -> None:
     (tmp_path / 'tempo.jsonl').write_text(broken)
     stock = tmp_path / '20260101_000000/vis_data/20260101_000000.json'
     stock.parent.mkdir(parents=True)
     stock.write_text('{"iter": 10, "time": 0.1}\n{"iter": 20, "time": 0.1}\n')
     log = read_log(tmp_path)
     assert (log.kind, log.source) == ('stock', stock)
-    assert 'tempo.jsonl holds no whole line' in log.notes[0]
+    assert 'tempo.jsonl contains no complete line' in log.notes[0]
 
 
-def test_a_summary_that_says_nothing_and_stock_logs(tmp_path: Path) -> None:
+def test_stock_logs_replace_an_unreadable_summary(tmp_path: Path) -> None:
     (tmp_path / 'tempo_summary.json').write_text('{')
     (tmp_path / 'scalars.json').write_text('{"iter": 10, "time": 0.1}\n')
     log = read_log(tmp_path)
@@ -167,18 +169,18 @@ def test_a_summary_that_says_nothing_and_stock_logs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('empty', ['{}', '{"version": 1}'])
-def test_a_summary_without_a_run(empty: str, tmp_path: Path) -> None:
+def test_summary_without_a_run_is_refused(empty: str, tmp_path: Path) -> None:
     (tmp_path / 'tempo_summary.json').write_text(empty)
     with pytest.raises(ValueError, match='expected one of iterations, seconds, status, found none'):
         read_log(tmp_path)
     write_lines(tmp_path, made_up_run(iterations=100)[1])
     log = read_log(tmp_path)
     assert log.summary['iterations'] == 100
-    assert 'not readable: figures come from tempo.jsonl' in ' '.join(log.notes)
+    assert 'not readable: figures are from tempo.jsonl' in ' '.join(log.notes)
 
 
 def stock_run(work: Path, started: float, config: str = '') -> Path:
-    """Stock logs of a run, as mmengine names their folder."""
+    """Write stock logs of a run; return their folder, named as mmengine does."""
     name = time.strftime('%Y%m%d_%H%M%S', time.localtime(started))
     (work / name / 'vis_data').mkdir(parents=True)
     (work / name / 'vis_data/config.py').write_text(config)
@@ -186,10 +188,10 @@ def stock_run(work: Path, started: float, config: str = '') -> Path:
     return work / name
 
 
-def test_a_newer_run_without_the_monitor_is_named(tmp_path: Path) -> None:
+def test_newer_run_without_the_monitor_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, iterations=100)
-    stock_run(tmp_path, START - 10)  # its own
-    (tmp_path / '20990101_what').mkdir()  # nobody's
+    stock_run(tmp_path, START - 10)  # of the same run
+    (tmp_path / '20990101_what').mkdir()  # of no run
     assert read_log(tmp_path).notes == []
     newer = stock_run(tmp_path, START + 3600, "timer = dict(type='IterTimerHook')")
     for path in (tmp_path, tmp_path / 'tempo_summary.json'):
@@ -203,16 +205,16 @@ def test_a_newer_run_without_the_monitor_is_named(tmp_path: Path) -> None:
     assert 'B: 2' not in text
 
 
-def test_newer_folders_that_are_no_run_without_the_monitor(tmp_path: Path) -> None:
+def test_newer_folders_of_tests_and_monitored_runs_are_ignored(tmp_path: Path) -> None:
     write_run(tmp_path, iterations=100)
-    # A test run leaves no lines of a training.
+    # A test run writes no lines of a training.
     (stock_run(tmp_path, START + 3600) / 'vis_data').rename(tmp_path / 'moved')
-    # Its own, named by the clock of another time zone.
+    # Of the same run, named in another time zone.
     stock_run(tmp_path, START + 7200, "timer = dict(type='ThroughputMonitorHook')")
     assert read_log(tmp_path).notes == []
 
 
-def test_an_end_that_is_newer_than_the_summary(tmp_path: Path) -> None:
+def test_end_line_newer_than_the_summary(tmp_path: Path) -> None:
     """The disk was full when the last summary was written, and had room for a line."""
     summary, lines = made_up_run(iterations=200)
     error = 'OSError: [Errno 28] No space left on device'
@@ -224,5 +226,5 @@ def test_an_end_that_is_newer_than_the_summary(tmp_path: Path) -> None:
     assert (log.summary['status'], log.summary['error']) == ('crashed', error)
     assert log.summary['ended'] == lines[-1]['time']
     notes = ' '.join(log.notes)
-    assert 'last written at iteration 200, and the run ended at iteration 230' in notes
+    assert 'last written at iteration 200; the run ended at iteration 230' in notes
     assert 'killed' not in notes

@@ -18,7 +18,7 @@ RING = dict(
 )
 
 
-def test_phases_follow_each_other_inside_their_iteration() -> None:
+def test_phases_are_consecutive_within_their_iteration() -> None:
     events = trace_events(RunLog(Path(), summary=dict(ring=RING)))
     slices = [(e['name'], e['ts'], e['dur']) for e in events if e['ph'] == 'X']
     assert slices == [
@@ -28,7 +28,7 @@ def test_phases_follow_each_other_inside_their_iteration() -> None:
     assert {e['name'] for e in events if e['ph'] == 'M'} == {'process_name', 'thread_name'}
 
 
-def test_phases_are_in_a_fixed_order_whichever_was_registered_first() -> None:
+def test_phases_have_a_fixed_order() -> None:
     hooks = ['hook:Timer', 'hook:SparseLoggerHook', 'hook:AsyncCheckpointHook']
     names = [
         'data', 'unexplained', hooks[0], 'evaluation', 'checkpoint copy', hooks[1], hooks[2],
@@ -43,13 +43,13 @@ def test_phases_are_in_a_fixed_order_whichever_was_registered_first() -> None:
     ]  # fmt: skip
 
 
-def test_slices_nest_whatever_was_rounded() -> None:
-    """Sums of rounded phases differ from the distance of rounded starts by some microseconds."""
+def test_slices_nest_despite_rounding() -> None:
+    """The sum of rounded phases differs from the difference of rounded starts by a few µs."""
     names = ['data', 'forward', 'hook:A', 'step', 'evaluation']
     chance, now, rows = random.Random(3), 1000.0, []
     for count in range(500):
         spent = [chance.uniform(0, 0.01) for _ in names]
-        spent[-1] *= count % 2 / 1e4  # less than what rounding takes from it
+        spent[-1] *= count % 2 / 1e4  # less than the rounding error
         rows.append([count, round(now, 6), *(round(value, 6) for value in spent)])
         now += sum(spent)
     over = [sum(row[1:]) - following[1] for row, following in itertools.pairwise(rows)]
@@ -57,7 +57,7 @@ def test_slices_nest_whatever_was_rounded() -> None:
     events = trace_events(RunLog(Path(), summary=dict(ring=dict(phases=names, rows=rows))))
     slices = [event for event in events if event['ph'] == 'X']
     assert all(type(event[key]) is int for event in slices for key in ('ts', 'dur'))
-    outer, free, end = 0, 0, 0  # the end of the iteration, and of what is drawn of it
+    outer, free, end = 0, 0, 0  # end of the iteration, and of the last phase drawn in it
     for event in slices:
         end = event['ts'] + event['dur']
         if event['name'].startswith('iteration'):
@@ -68,11 +68,11 @@ def test_slices_nest_whatever_was_rounded() -> None:
             free = end
 
 
-def test_says_what_the_order_within_an_iteration_means(tmp_path: Path) -> None:
+def test_trace_explains_the_order_within_an_iteration(tmp_path: Path) -> None:
     path = write_trace(RunLog(tmp_path, summary=dict(ring=RING)), tmp_path / 'trace.json')
     content = json.loads(path.read_text())
     about = content['otherData']['about']
-    assert 'The order of phases within an iteration is a fixed one' in about
+    assert 'The order of phases within an iteration is fixed' in about
     assert 'several times in an iteration is one slice with the sum' in about
     threads = [e['args']['name'] for e in content['traceEvents'] if e['name'] == 'thread_name']
     assert threads[0] == 'training loop (phases of an iteration: summed, in a fixed order)'
@@ -91,14 +91,14 @@ def test_stalls_are_instants_with_their_text() -> None:
     assert slow['args'] == dict(lost=0.2)
 
 
-def test_stalls_of_a_run_before_are_not_those_of_this_one() -> None:
+def test_stalls_of_an_earlier_run_are_omitted() -> None:
     log = RunLog(Path(), summary=dict(ring=RING), runs=[dict(run=0), dict(run=1)])
     log.stalls = [dict(iter=8, cause='long ago', run=0), dict(iter=7, cause='now', run=1)]
     instants = [event['name'] for event in trace_events(log) if event['ph'] == 'i']
     assert instants == ['now']
 
 
-def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
+def test_file_contains_the_whole_ring(tmp_path: Path) -> None:
     log = read_log(write_run(tmp_path))
     content = json.loads(write_trace(log, tmp_path / 'trace.json').read_text())
     outer = [e for e in content['traceEvents'] if e['name'].startswith('iteration ')]
@@ -109,12 +109,14 @@ def test_the_file_holds_the_whole_ring(tmp_path: Path) -> None:
     assert len(instants) == len([line for line in log.stalls if line['iter'] > 976])
 
 
-def test_no_ring(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='no tempo_summary.json of its last run has a ring'):
+def test_missing_ring_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='no tempo_summary.json of the last run has a ring'):
         trace_events(RunLog(tmp_path))
-    with pytest.raises(ValueError, match='needs what ThroughputMonitorHook writes once a minute'):
+    with pytest.raises(
+        ValueError, match='expected the ring that ThroughputMonitorHook writes every minute'
+    ):
         trace_events(RunLog(tmp_path))
-    with pytest.raises(ValueError, match='stock logs hold no single iterations'):
+    with pytest.raises(ValueError, match='stock logs contain no single iterations'):
         trace_events(RunLog(tmp_path, 'stock'))
     with pytest.raises(FileNotFoundError, match='folder .*nowhere does not exist'):
         write_trace(RunLog(tmp_path, summary=dict(ring=RING)), tmp_path / 'nowhere/trace.json')

@@ -1,4 +1,4 @@
-"""What a run left behind, for people: terminal, single-file HTML, Perfetto trace, comparison."""
+"""Reports on a run: terminal table, single-file HTML page, Perfetto trace, comparison."""
 
 from .run_log import RunLog, read_log
 

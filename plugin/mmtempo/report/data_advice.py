@@ -1,4 +1,4 @@
-"""What to do about waiting for data."""
+"""Judge the time spent waiting for data, and advise on the loader."""
 
 from __future__ import annotations
 
@@ -9,94 +9,105 @@ from mmtempo.utils.units import counted, duration, percent
 
 from .run_figures import WORTH, Advice, Finding, RunFigures
 
-AHEAD = 8  # batches ahead of a worker that are advised at most
-MARGIN = 1.1  # what a loader should be able to deliver, of what is needed
+MOST_AHEAD = 8  # largest prefetch factor that is advised
+MARGIN = 1.1  # required throughput of the loader, relative to that of the training
 STOCK_LOOPS = {name: ours for name, ours in BY_NAME.items() if name.endswith('TrainLoop')}
 CHEAPER = (
-    'Make samples cheaper: wrap the dataset in CachedDataset, take the Fast... transforms, '
-    'ResizeRandomCrop for Resize and RandomCrop, FastLoadImageFromFile(reduce_to=...) for JPEG.'
+    'Make samples cheaper: wrap the dataset in CachedDataset, use the Fast... transforms, replace '
+    'Resize and RandomCrop by ResizeRandomCrop, load JPEG with '
+    'FastLoadImageFromFile(reduce_to=...).'
 )
 CHEAPER_WITH_CACHE = (
-    'Make samples cheaper: give CachedDataset a larger budget or a later `until`, and take the '
-    'Fast... transforms behind it.'
+    'Make samples cheaper: give CachedDataset a larger budget or a later `until`, and use the '
+    'Fast... transforms after it.'
 )
 
 
 def waiting_for_data(run: RunFigures) -> Finding | None:
-    """What waiting for batches costs, and whether it is their number or a few late ones."""
+    """Judge the time spent waiting for batches: too few of them, or a few late ones.
+
+    Args:
+        run: Figures of the run.
+    """
     seconds = run.waited
     share = run.share(seconds)
     if share <= WORTH:
         return None
-    delivers = run.computed / (run.computed + seconds)
-    loader = f'the loader delivers {delivers:.2f} of what is needed.'
-    headline = f'Waiting for data takes {percent(share)} of the time: {loader}'
-    why = [f'Waiting for data: {run.cost(seconds)}, {run.each(seconds)}; {loader}']
+    delivered = run.computed / (run.computed + seconds)
+    headline = f'Waiting for data takes {percent(share)} of the time.'
+    why = [
+        f'Waiting for data: {run.cost(seconds)}, {run.per_iteration(seconds)}.',
+        f'The loader delivers {percent(delivered)} of the batches that the training can process.',
+    ]
     late = run.lost('data')
     if late:
         lost, count = sum(row[1] for row in late), sum(row[2] for row in late)
         why.append(
-            f'{duration(lost)} of that were lost in {counted(count, "iteration")} whose batch was '
-            f'late, mostly: {late[0][0]}.'
+            f'Late batches cost {duration(lost)} of that, in {counted(count, "iteration")}. '
+            f'Main cause: {late[0][0]}.'
         )
-    names = {cause for cause, _, _ in late}
-    periods = [one for one in run.periods if one.get('cause') in names]
-    why += [_sentence(str(one['text'])) for one in periods if one.get('text')]
-    comes_always = run.middle('data') > WORTH * (run.summary.get('p50') or 0.0)
+    causes = {cause for cause, _, _ in late}
+    periods = [period for period in run.periods if period.get('cause') in causes]
+    why += [_sentence(str(period['text'])) for period in periods if period.get('text')]
+    is_steady = run.median('data') > WORTH * (run.summary.get('p50') or 0.0)
     change, by_hand = use_our_loop(run)
     why += by_hand
-    if comes_always or any(one.get('what') == 'num_workers' for one in periods):
-        advice, limits = _more_workers(run, delivers)
+    if is_steady or any(period.get('what') == 'num_workers' for period in periods):
+        advice, limits = _more_workers(run, delivered)
         change, why = change + advice, why + limits
     else:
-        change += _further_ahead(run, delivers)
+        change += _further_ahead(run, delivered)
     return Finding(share, headline, why, change)
 
 
 def use_our_loop(run: RunFigures) -> tuple[list[Advice], list[str]]:
-    """Where the loop is a stock one: an override, or a sentence where none would do."""
+    """Advise to replace a stock train loop: by an override, or by a sentence if none can.
+
+    Args:
+        run: Figures of the run.
+    """
     ours = STOCK_LOOPS.get(run.setting.get('loop') or '')
     if ours is None:
         return [], []
-    why = 'batches are made and copied ahead'
+    why = 'prepares and copies batches ahead'
     if run.setting.get('train_cfg_has_type'):
-        more = 'train.py --zero-wait exchanges all stock parts'
+        more = 'train.py --zero-wait replaces all stock parts'
         return [Advice(f'train_cfg.type={ours}', f'{why}; {more}')], []
-    # mmengine takes one of the two, and no override removes a key.
-    return [], [f"In the config, write type='{ours}' in train_cfg instead of by_epoch: {why}."]
+    # mmengine refuses `type` together with `by_epoch`, and no override removes a key.
+    return [], [f"In the config, write type='{ours}' in train_cfg instead of by_epoch: it {why}."]
 
 
-def _more_workers(run: RunFigures, delivers: float) -> tuple[list[Advice], list[str]]:
-    """As many as it takes and as there are cores for; a sentence where that is not enough."""
+def _more_workers(run: RunFigures, delivered: float) -> tuple[list[Advice], list[str]]:
+    """Advise the number of workers that is needed, limited by cores and memory."""
     workers, cores = run.whole('num_workers'), run.cores
     if workers is None or cores is None:
         return [], []
     cheaper = CHEAPER_WITH_CACHE if run.setting.get('cache') else CHEAPER
     if run.is_short_of_memory:
-        return [], [f'Memory is short, so more workers are no way out. {cheaper}']
+        return [], [f'Memory is short: do not add workers. {cheaper}']
     on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
-    room = cores if run.machine.get('accelerator') else cores - 1  # the training needs one itself
+    # A training without accelerator needs a core itself.
+    room = cores if run.machine.get('accelerator') else cores - 1
     if workers >= room:
-        return [], [f'The CPU is the limit: {on_cores}. {cheaper}']
-    # Without workers the training makes its batches in the time that is told as waiting.
-    load = workers / delivers if workers else 1 / delivers - 1
+        return [], [f'No core is left for another worker: {on_cores}. {cheaper}']
+    # Without workers, the main process makes the batches while it counts as waiting.
+    load = workers / delivered if workers else 1 / delivered - 1
     needed = max(workers + 1, math.ceil(MARGIN * load))
+    why = f'{on_cores}; about {needed} are needed'
     if needed <= room:
-        why = f'{on_cores}; {needed} are needed'
         return [Advice(f'train_dataloader.num_workers={needed}', why)], []
-    why = f'{on_cores}; {needed} would be needed'
-    limit = f'{counted(cores, "core")} will not be enough. {cheaper}'
+    limit = f'{counted(cores, "core")} cannot run the {needed} workers that are needed. {cheaper}'
     return [Advice(f'train_dataloader.num_workers={room}', why)], [limit]
 
 
-def _further_ahead(run: RunFigures, delivers: float) -> list[Advice]:
-    """For samples that take long now and then, while there are enough on average."""
+def _further_ahead(run: RunFigures, delivered: float) -> list[Advice]:
+    """Advise a larger prefetch factor: only some batches are late, the mean rate suffices."""
     workers, ahead = run.whole('num_workers'), run.whole('prefetch_factor') or 2
     if not workers:
-        return _more_workers(run, delivers)[0]
-    if run.is_short_of_memory or 2 * ahead > AHEAD:
+        return _more_workers(run, delivered)[0]
+    if run.is_short_of_memory or 2 * ahead > MOST_AHEAD:
         return []
-    why = f'some batches are late: let each worker be {2 * ahead} ahead instead of {ahead}'
+    why = f'some batches are late; each worker prepares {2 * ahead} ahead instead of {ahead}'
     return [Advice(f'train_dataloader.prefetch_factor={2 * ahead}', why)]
 
 

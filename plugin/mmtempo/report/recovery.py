@@ -1,4 +1,4 @@
-"""A summary from the lines alone: a killed run may have left nothing else."""
+"""Rebuild a summary from log lines alone, for a run that was killed without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ def recovered_summary(
     stages: list[Line],
     changes: Sequence[Line] = (),
 ) -> Line:
-    """What `tempo_summary.json` of the last run would say, as far as its lines know it."""
+    """Return the content of `tempo_summary.json` of the last run, as far as its lines have it.
+
+    Args:
+        runs: Lines that open a run.
+        windows: Lines of log windows.
+        stalls: Lines of slow iterations.
+        warnings: Lines of warnings.
+        stages: Lines of forward profiles.
+        changes: Lines of changes of the usual iteration time. Defaults to ().
+    """
     last = max(0, len(runs) - 1)
     run = runs[-1] if runs else {}
     windows, stalls, warnings, stages, changes = (
@@ -59,29 +68,30 @@ def _speed(windows: list[Line]) -> Line:
     iterations, seconds = total(windows, 'iterations'), total(windows, 'seconds')
     if not iterations or not seconds:
         return {}
-    found: Line = dict(iterations=int(iterations), seconds=seconds, it_per_s=iterations / seconds)
+    speed: Line = dict(iterations=int(iterations), seconds=seconds, it_per_s=iterations / seconds)
     calm = [line for line in windows if number(line.get('steady'))]
     if calm:
         count = total(calm, 'iterations')
-        found['steady'] = count / sum(line['iterations'] / line['steady'] for line in calm)
+        speed['steady'] = count / sum(line['iterations'] / line['steady'] for line in calm)
     counted = [line for line in windows if number(line.get('samples_per_s'))]
     if counted:
         samples = sum(line['samples_per_s'] * line['seconds'] for line in counted)
-        found['samples_per_s'] = samples / total(counted, 'seconds')
-        if 'steady' in found:
-            each = samples / total(counted, 'iterations')
-            found['samples_per_s_steady'] = each * found['steady']
+        speed['samples_per_s'] = samples / total(counted, 'seconds')
+        if 'steady' in speed:
+            per_iteration = samples / total(counted, 'iterations')
+            speed['samples_per_s_steady'] = per_iteration * speed['steady']
     for key in ('p50', 'p95', 'p99', 'cv'):
-        found[key] = _middle(windows, key)
-    return found
+        speed[key] = _median(windows, key)
+    return speed
 
 
 def total(lines: Iterable[Line], key: str) -> float:
+    """Return the sum of a key over lines; lines without a number count as 0."""
     return sum(number(line.get(key)) or 0 for line in lines)
 
 
-def _middle(windows: list[Line], key: str) -> float | None:
-    """The value of the window in the middle, counted in iterations."""
+def _median(windows: list[Line], key: str) -> float | None:
+    """Return the median over windows, weighted by their iterations."""
     pairs = sorted(
         (line[key], number(line.get('iterations')) or 0)
         for line in windows
@@ -96,7 +106,7 @@ def _middle(windows: list[Line], key: str) -> float | None:
 
 
 def phase_totals(windows: list[Line]) -> dict[str, Line]:
-    """Seconds and share of each phase over these windows."""
+    """Return seconds and share of each phase over these windows."""
     seconds: dict[str, float] = {}
     for line in windows:
         for name, value in (line.get('phases') or {}).items():
@@ -106,7 +116,7 @@ def phase_totals(windows: list[Line]) -> dict[str, Line]:
 
 
 def memory_of(windows: list[Line]) -> Line | None:
-    """The last sample and the extremes of all."""
+    """Return the last memory sample and the extremes of all, None without samples."""
     samples = [line['memory'] for line in windows if line.get('memory')]
     if not samples:
         return None
@@ -114,6 +124,7 @@ def memory_of(windows: list[Line]) -> Line | None:
 
 
 def _extremes(samples: list[Line]) -> Line:
+    """Return the largest value of each key, of free memory the smallest."""
     peak: Line = {}
     for key in {key: None for sample in samples for key in sample}:
         values = [sample[key] for sample in samples if sample.get(key) is not None]
@@ -125,20 +136,21 @@ def _extremes(samples: list[Line]) -> Line:
 
 
 def _lost(windows: list[Line], stalls: list[Line]) -> Line:
-    # Windows leave out what many iterations have lost together.
-    spells = [line for line in stalls if line.get('iterations')]
-    seconds, wall = total(windows, 'lost') + total(spells, 'lost'), total(windows, 'seconds')
+    """Return seconds, share and number of the stalls, in total and by cause."""
+    # Windows exclude the time lost in spans, whose line covers many iterations.
+    spans = [line for line in stalls if line.get('iterations')]
+    seconds, wall = total(windows, 'lost') + total(spans, 'lost'), total(windows, 'seconds')
     by_cause: dict[str, Line] = {}
     count = 0
     for line in stalls:
-        many = int(number(line.get('iterations')) or 1)  # one after the other, as one line
-        count += many
+        iterations = int(number(line.get('iterations')) or 1)
+        count += iterations
         for part in line.get('parts') or [dict(line, seconds=line.get('lost'))]:
             cause = str(part.get('cause', 'unexplained'))
             entry = by_cause.setdefault(
                 cause, dict(seconds=0.0, count=0, category=part.get('category', 'unexplained'))
             )
             entry['seconds'] += number(part.get('seconds')) or 0.0
-            entry['count'] += many
+            entry['count'] += iterations
     share = seconds / wall if wall else None
     return dict(seconds=seconds, share=share, count=count, by_cause=by_cause)

@@ -1,4 +1,4 @@
-"""What a verdict is made of: the figures of a run, and what they are found to mean."""
+"""Figures of a run as a verdict needs them, and the findings that it consists of."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmtempo.utils.checks import is_whole
 from mmtempo.utils.phases import LOADER_ENDS
 from mmtempo.utils.units import duration, percent
 
-WORTH = 0.03  # share of the time that is worth a change
-FULL = 0.90  # of the memory
-LOOKS = 10  # at a device, of fewer nothing is said
+FEW = 20  # iterations; a run with fewer is not judged
+WORTH = 0.03  # share of the time that justifies a change
+FULL = 0.90  # share of the memory
+MIN_READINGS = 10  # of the device; with fewer, its utilization counts as unknown
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An override, as --cfg-options takes it, and what it is for."""
+    """An override for --cfg-options and its reason."""
 
     override: str
     why: str
@@ -24,14 +26,14 @@ class Advice:
 
 @dataclass
 class Finding:
-    """One thing that costs a share of the time.
+    """A cost of the run.
 
     Attributes:
-        share: Of the time.
-        headline: It, in one sentence.
+        share: The share of the time that it costs.
+        headline: The finding in one sentence.
         why: Sentences with figures.
-        change: What mends it.
-        is_risk: Whether it is worth a word whatever it costs.
+        change: Overrides that reduce the cost.
+        is_risk: Whether it is reported whatever it costs.
     """
 
     share: float
@@ -42,10 +44,10 @@ class Finding:
 
 
 class RunFigures:
-    """A `tempo_summary.json`, in which what was not measured may be missing.
+    """Access to the figures of a `tempo_summary.json` that may be incomplete.
 
     Args:
-        summary: Its content.
+        summary: The content of the file.
     """
 
     def __init__(self, summary: Mapping[str, Any]) -> None:
@@ -61,58 +63,63 @@ class RunFigures:
         self.total = sum(self.seconds(name) for name in self.phases)
 
     def seconds(self, phase: str) -> float:
+        """Return the seconds spent in a phase, 0 if it does not occur."""
         return (self.phases.get(phase) or {}).get('seconds') or 0.0
 
-    def middle(self, phase: str) -> float:
-        """Seconds in half of the iterations at most."""
+    def median(self, phase: str) -> float:
+        """Return the median of the seconds that an iteration spends in a phase."""
         return (self.phases.get(phase) or {}).get('p50') or 0.0
 
     def share(self, seconds: float) -> float:
+        """Return seconds as a share of the total time."""
         return seconds / self.total
 
     def cost(self, seconds: float) -> str:
+        """Format seconds with their share of the total time."""
         return f'{duration(seconds)}, {percent(self.share(seconds))} of the time'
 
-    def each(self, seconds: float) -> str:
-        return f'{duration(seconds / self.iterations)} an iteration'
+    def per_iteration(self, seconds: float) -> str:
+        """Format total seconds as a mean per iteration."""
+        return f'{duration(seconds / self.iterations)} per iteration'
 
     def lost(self, *categories: str) -> list[tuple[str, float, int]]:
-        """Causes of stalls with seconds and how often, the largest first."""
-        found = [
-            (cause, one.get('seconds') or 0.0, int(one.get('count') or 0))
-            for cause, one in self.causes.items()
-            if one.get('category') in categories
+        """Return cause, seconds and number of the stalls of these categories, largest first."""
+        causes = [
+            (cause, entry.get('seconds') or 0.0, int(entry.get('count') or 0))
+            for cause, entry in self.causes.items()
+            if entry.get('category') in categories
         ]
-        return sorted(found, key=lambda row: -row[1])
+        return sorted(causes, key=lambda row: -row[1])
 
     def whole(self, key: str) -> int | None:
-        """A whole number of the setting, where it is known."""
+        """Return a setting if it is an integer of at least 0, else None."""
         value = self.setting.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if is_whole(value, least=0) else None
 
     def has_part(self, name: str) -> bool:
-        """Whether a loop, hook or wrapper of that class takes part."""
+        """Return whether the run has a loop, hook or optimizer wrapper of this class."""
         parts = self.setting.get('parts') or ()
         return name == self.setting.get('loop') or name in parts or f'hook:{name}' in self.phases
 
     def key_of_hook(self, name: str) -> str | None:
-        """Of `default_hooks`, the key under which the config has a hook of that class."""
-        named = self.setting.get('default_hooks') or {}
-        return next((key for key, kind in named.items() if kind == name), None)
+        """Return the key of `default_hooks` with a hook of this class, None if there is none."""
+        hooks = self.setting.get('default_hooks') or {}
+        return next((key for key, kind in hooks.items() if kind == name), None)
 
     @property
     def cores(self) -> int | None:
-        """For one process of the training and its workers, of those on this node."""
+        """Cores of this node for each training process and its workers; None if unknown."""
         cores, processes = self.machine.get('cores'), self.whole('local_world')
         return max(1, cores // max(1, processes or self.whole('world') or 1)) if cores else None
 
     @property
     def is_short_of_memory(self) -> bool:
+        """Whether memory was nearly full or caused stalls."""
         return (self.peak.get('ram_used') or 0.0) > FULL or bool(self.lost('memory'))
 
     @property
     def waited(self) -> float:
-        """Seconds waited for data, but for what the very first batches took."""
+        """Seconds spent waiting for data, without the warm-up of the loader."""
         warm_up = sum(
             stall.get('lost') or 0.0
             for stall in self.stalls
@@ -122,28 +129,28 @@ class RunFigures:
 
     @property
     def computed(self) -> float:
-        """Seconds in which batches were used up: without waiting, evaluation and checkpoints."""
+        """Seconds in which batches were consumed: no waiting, evaluation or saving."""
         return sum(
             self.seconds(name) for name in self.phases if name != 'data' and not is_pause(name)
         )
 
     @property
     def device_busy(self) -> float | None:
-        """Of the time, the part in which the device had something to do; None if not known.
+        """Share of the time in which the device was busy; None if unknown.
 
-        As its driver says. The device's own clock does not tell: between two of its events it
-        may have been idle as well.
+        From the device's driver. Device events cannot tell: the device may also be idle between
+        two of them.
         """
         found = self.summary.get('device_busy') or {}
-        return found.get('mean') if (found.get('looks') or 0) >= LOOKS else None
+        return found.get('mean') if self.device_readings >= MIN_READINGS else None
 
     @property
-    def device_looks(self) -> int:
-        """How often somebody has looked whether it is busy."""
+    def device_readings(self) -> int:
+        """Number of readings of the device's utilization."""
         return (self.summary.get('device_busy') or {}).get('looks') or 0
 
 
 def is_pause(phase: str) -> bool:
-    """Whether nobody asks for a batch meanwhile."""
+    """Return whether the training consumes no batches during this phase."""
     is_save = phase.startswith('checkpoint') or 'CheckpointHook' in phase
     return is_save or phase in ('evaluation', 'hook:SnapshotFence', LOADER_ENDS)

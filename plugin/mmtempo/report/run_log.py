@@ -1,4 +1,4 @@
-"""One run as its files tell it, whoever wrote them."""
+"""Read the files of a run, from the monitor or from stock mmengine."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .format import number
 from .recovery import recovered_summary
 from .stock_log import MONITOR, find_stock, stock_content, timestamped, unmonitored_since
 
-# Kinds of lines of `tempo.jsonl`, and the list of `RunLog` each goes to.
+# Kind of a line of `tempo.jsonl` -> list of `RunLog` that collects it.
 _LISTS = dict(
     run='runs', window='windows', stall='stalls', warning='warnings', stages='stages',
     change='changes',
 )  # fmt: skip
 
-_OF_A_RUN = {'status', 'iterations', 'seconds'}  # keys of any summary, whoever wrote it
+_REQUIRED = {'status', 'iterations', 'seconds'}  # a summary has at least one of these keys
 
 
 @dataclass
 class RunLog:
-    """A run: what the monitor wrote of it, or as much of that as stock logs hold.
+    """A run as the monitor wrote it, or as much of it as stock logs contain.
 
     ::
 
@@ -35,18 +35,18 @@ class RunLog:
                               of all runs; each line has the number of its run as 'run'
 
     Args:
-        source: The folder or file it was read from.
-        kind: 'tempo', or 'stock' for logs of mmengine's own. Defaults to 'tempo'.
-        summary: As in `tempo_summary.json`; what is not known is absent.
+        source: The folder or file that was read.
+        kind: 'tempo', or 'stock' for logs of mmengine's hooks. Defaults to 'tempo'.
+        summary: The content of `tempo_summary.json`; unknown values are absent.
         windows: Lines of log windows, in the order in which they were written.
         stalls: Lines of slow iterations.
         warnings: Lines of warnings.
-        stages: Lines of stage profiles.
-        changes: Lines of changes of the pace.
-        runs: Lines that open a run; a resumed run adds one.
+        stages: Lines of forward profiles.
+        changes: Lines of changes of the usual iteration time.
+        runs: Lines that open a run; each resume adds one.
         end: The line that ends the last run. Defaults to None.
-        notes: What a reader has to know about these files.
-        newer: What there is to say of a newer run in the folder. Defaults to None: there is none.
+        notes: Limits of these files, for the reader of a report.
+        newer: A sentence about a newer run in the folder. Defaults to None: there is none.
     """
 
     source: Path
@@ -64,35 +64,41 @@ class RunLog:
 
     @property
     def folder(self) -> Path:
+        """Folder of the files."""
         return self.source if self.source.is_dir() else self.source.parent
 
     @property
     def name(self) -> str:
-        """Of the config where it is known, else of the folder."""
+        """Name of the config if it is known, else of the work dir."""
         config = self.setting.get('config')
         if config:
             return Path(config).stem
-        folder = self.folder.resolve()
-        # Stock logs lie in WORK_DIR/TIMESTAMP/vis_data.
-        below = [part for part in folder.parts if part != 'vis_data' and not part[:8].isdigit()]
-        return below[-1]
+        # Stock logs are in WORK_DIR/TIMESTAMP/vis_data.
+        parts = self.folder.resolve().parts
+        return [part for part in parts if part != 'vis_data' and not part[:8].isdigit()][-1]
 
     @property
     def setting(self) -> dict[str, Any]:
+        """Settings of the run."""
         return self.summary.get('setting') or {}
 
     @property
     def machine(self) -> dict[str, Any]:
+        """Facts of the machine."""
         return self.summary.get('machine') or {}
 
     def of_last_run(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of these lines that the last run has written."""
+        """Return those of these lines that belong to the last run."""
         last = max(0, len(self.runs) - 1)
         return [line for line in lines if line.get('run', 0) == last]
 
 
 def read_log(path: str | Path) -> RunLog:
-    """Read a work dir, or one file of it; stock logs where the monitor left none."""
+    """Read the log of a run, from stock logs if the monitor wrote none.
+
+    Args:
+        path: A work dir, or one of its log files.
+    """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(
@@ -101,10 +107,10 @@ def read_log(path: str | Path) -> RunLog:
     if path.is_file() and path.name not in (LINES, SUMMARY):
         return _stock(path)
     folder = path if path.is_dir() else path.parent
-    for place in (folder, *timestamped(folder)):
-        if (place / LINES).is_file() or (place / SUMMARY).is_file():
+    for candidate in (folder, *timestamped(folder)):
+        if (candidate / LINES).is_file() or (candidate / SUMMARY).is_file():
             try:
-                log = _tempo(place)
+                log = _tempo(candidate)
             except (FileNotFoundError, ValueError) as error:
                 return _stock_instead(folder, error)
             _look_for_newer(log, folder)
@@ -113,23 +119,23 @@ def read_log(path: str | Path) -> RunLog:
 
 
 def _stock_instead(folder: Path, error: Exception) -> RunLog:
-    """The stock logs beside files of the monitor that say nothing; where there are none, why."""
+    """Read stock logs if the monitor's files are empty; without any, raise `error`."""
     try:
         log = _stock(folder)
     except FileNotFoundError:
         raise error from None
-    log.notes.insert(0, f'These are stock logs since the others say nothing: {error}')
+    log.notes.insert(0, f"Read from stock logs, as the monitor's files have no data: {error}")
     return log
 
 
 def _look_for_newer(log: RunLog, folder: Path) -> None:
-    """A run without the monitor leaves the files of an older one as they are."""
+    """Note a newer run without the monitor, which leaves the files of an older run in place."""
     started = number(log.summary.get('started'))
-    place = None if started is None else unmonitored_since(folder, started)
-    if place is not None:
+    newer = None if started is None else unmonitored_since(folder, started)
+    if newer is not None:
         log.newer = (
-            f'{place.name} is a newer run, without {MONITOR}: these figures are those of the run '
-            f'before it. For what the stock logs of the newer one tell, name {place} instead'
+            f'{newer.name} is a newer run, without {MONITOR}: these figures are those of an older '
+            f'run. For the stock logs of the newer run, pass {newer}'
         )
         log.notes.insert(0, f'{log.newer}.')
 
@@ -139,10 +145,10 @@ def _stock(path: Path) -> RunLog:
     content = stock_content(file) if file else None
     if file is None or content is None:
         raise FileNotFoundError(
-            f'{path}: no log of a training there. Looked for {SUMMARY} and {LINES}, which '
-            'ThroughputMonitorHook writes, and for stock logs: *.json and vis_data/scalars.json, '
-            "also in TIMESTAMP/ below, with lines that hold 'time' and 'iter' of training. "
-            'Expected WORK_DIR of a training that got as far as its first log line'
+            f'{path}: found no log of a training. Expected a work dir with {SUMMARY} or {LINES} of '
+            'ThroughputMonitorHook, or with stock logs (*.json or vis_data/scalars.json, also in '
+            "TIMESTAMP/) that contain training lines with 'time' and 'iter'; a run has them from "
+            'its first log line on'
         )
     summary, windows, notes = content
     return RunLog(file, 'stock', summary, windows, notes=notes)
@@ -156,8 +162,8 @@ def _tempo(folder: Path) -> RunLog:
     if summary is None:
         if not log.runs and not log.windows:
             raise FileNotFoundError(
-                f'{folder}: {LINES} holds no whole line and there is no {SUMMARY}; the run ended '
-                'before it had written anything'
+                f'{folder}: {LINES} contains no complete line and there is no {SUMMARY}; the run '
+                'ended before it wrote any'
             )
         summary = recovered_summary(
             log.runs, log.windows, log.stalls, log.warnings, log.stages, log.changes
@@ -166,19 +172,21 @@ def _tempo(folder: Path) -> RunLog:
     elif summary.get('status') == 'running' and log.end is not None:
         summary.update(_ending(log))  # the last summary could not be written
         log.notes.append(
-            f'{SUMMARY} was last written at iteration {summary.get("last_iter")}, and the run '
-            f'ended at iteration {log.end.get("iter")}: figures are those until then.'
+            f'{SUMMARY} was last written at iteration {summary.get("last_iter")}; the run ended '
+            f'at iteration {log.end.get("iter")}. The figures do not cover the iterations between.'
         )
     log.summary = summary
     if summary.get('status') == 'running':
-        log.notes.append('No end was written: the run is still going on, or it was killed.')
+        log.notes.append('The run has no end line: it is still running, or it was killed.')
     if len(log.runs) > 1:
         log.notes.append(
             f'{len(log.runs)} runs are in this folder. Figures and tables are those of the last '
-            'one; what is drawn over iterations shows all of them.'
+            'run; charts over iterations show all runs.'
         )
     if (summary.get('version') or VERSION) > VERSION:
-        log.notes.append('A newer mmtempo has written these files; this one may miss some of it.')
+        log.notes.append(
+            'A newer mmtempo wrote these files: this version may not read all of their content.'
+        )
     return log
 
 
@@ -188,28 +196,32 @@ def _read_lines(log: RunLog, path: Path) -> None:
         for line in file:
             if not line.strip():
                 continue
-            found = list(_objects(line))
-            broken += not found
-            for entry in found:
-                _sort_in(log, entry)
+            entries = list(_objects(line))
+            broken += not entries
+            for entry in entries:
+                _add(log, entry)
     if broken:
         lines = counted(broken, 'broken line')
-        log.notes.append(f'Left out of {LINES}: {lines}; a run was cut short.')
+        log.notes.append(f'Skipped {lines} of {LINES}: a run was killed while writing.')
 
 
 def _objects(line: str) -> Iterator[dict[str, Any]]:
-    """What a line holds; a resumed run may have gone on in the half line of a killed one."""
+    """Yield the object of a line.
+
+    A resumed run may have appended its first line to the half line of a killed run.
+    """
     for text in (line, line[line.rfind('{"kind"') :]):
         try:
-            found = json.loads(text, parse_constant=lambda _: None)
+            entry = json.loads(text, parse_constant=lambda _: None)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(entry, dict):
+            yield entry
         return
 
 
-def _sort_in(log: RunLog, entry: dict[str, Any]) -> None:
+def _add(log: RunLog, entry: dict[str, Any]) -> None:
+    """Add a line to the list of its kind, with the number of its run."""
     kind = entry.get('kind')
     if kind == 'run':
         log.end = None
@@ -221,10 +233,10 @@ def _sort_in(log: RunLog, entry: dict[str, Any]) -> None:
 
 
 def _read_summary(log: RunLog, path: Path) -> dict[str, Any] | None:
-    """The summary, where there is one and where it is that of the last run."""
+    """Return the summary if it exists and belongs to the last run, else None."""
     if not path.is_file():
         log.notes.append(
-            f'{SUMMARY} is missing: figures come from {LINES}, percentiles from its middle window.'
+            f'{SUMMARY} is missing: figures are from {LINES}, percentiles from the median window.'
         )
         return None
     try:
@@ -232,29 +244,29 @@ def _read_summary(log: RunLog, path: Path) -> dict[str, Any] | None:
             summary = json.load(file, parse_constant=lambda _: None)
         if not isinstance(summary, dict):
             raise ValueError(f'expected an object, found {type(summary).__name__}')
-        if not _OF_A_RUN & summary.keys():
-            raise ValueError(f'expected one of {", ".join(sorted(_OF_A_RUN))}, found none')
+        if not _REQUIRED & summary.keys():
+            raise ValueError(f'expected one of {", ".join(sorted(_REQUIRED))}, found none')
     except ValueError as error:
         if not log.runs and not log.windows:
             raise ValueError(
-                f'{path}: not readable as the summary of a run ({error}), and no line of a run is '
-                f'in a {LINES} beside it'
+                f'{path}: not readable as the summary of a run ({error}), and there is no line of '
+                f'a run in {LINES}'
             ) from error
-        log.notes.append(f'{SUMMARY} is not readable: figures come from {LINES}.')
+        log.notes.append(f'{SUMMARY} is not readable: figures are from {LINES}.')
         return None
     started = log.runs[-1].get('time') if log.runs else None
     written = summary.get('ended')
     if started is not None and written is not None and written < started:
-        log.notes.append(f'{SUMMARY} is that of an earlier run: figures come from {LINES}.')
+        log.notes.append(f'{SUMMARY} is that of an earlier run: figures are from {LINES}.')
         return None
     return summary
 
 
 def _ending(log: RunLog) -> dict[str, Any]:
+    """Return the keys of a summary that the end line of the run determines."""
     if log.end is None:
         return dict(status='running', error=None)
-    end = log.end
-    found = dict(status=end.get('status', 'running'), error=end.get('error'))
-    if end.get('time') is not None:
-        found['ended'] = end['time']
-    return found
+    ending = dict(status=log.end.get('status', 'running'), error=log.end.get('error'))
+    if log.end.get('time') is not None:
+        ending['ended'] = log.end['time']
+    return ending

@@ -1,4 +1,4 @@
-"""Logs of mmengine's own hooks, as far as they go."""
+"""Read logs of mmengine's hooks, in the terms of the monitor."""
 
 from __future__ import annotations
 
@@ -8,36 +8,40 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .format import number, percent
+from .format import digits, duration, number, percent
 from .recovery import memory_of, phase_totals, total
 
-LONGEST = 1 << 20  # characters of a line of a log
+MAX_LINE = 1 << 20  # characters; a longer line belongs to no log
 MONITOR = 'ThroughputMonitorHook'
-WINDOW = 10  # iterations that stock's times are a mean of, unless the config says otherwise
+WINDOW = 10  # iterations that stock averages times over, unless the config changes it
 NOTES = (
-    "These are stock logs: they hold no stalls and no causes, and none of the hooks' times.",
+    'These are stock logs: they contain no stalls, no causes and no times of hooks.',
     f"Stock's 'time' is the mean of the last {WINDOW} iterations before a log line, unless "
-    'log_processor.window_size says otherwise: what was earlier in a longer window is not in it. A '
-    'single line is taken for as many iterations.',
-    "Stock's 'data_time' holds what comes after its timer hook as well: logging, saving, "
-    "schedulers and an evaluation's metrics. The share of the data here is therefore an upper "
-    'bound.',
-    'Evaluations are not in the times. Samples per second, percentiles and variation are not '
-    'known.',
+    'log_processor.window_size changes it: earlier iterations of a longer window are not in it. A '
+    'single line counts for as many iterations.',
+    "Stock's 'data_time' also contains what follows its timer hook: logging, saving, schedulers "
+    "and an evaluation's metrics. The share of the data is therefore an upper bound.",
+    'The times exclude evaluations. Samples per second, percentiles and variation are unknown.',
 )
 
 
 def timestamped(folder: Path) -> list[Path]:
-    """Folders of runs below a work dir, the newest first."""
+    """Return the timestamped folders of a work dir, the newest first."""
     names = (path for path in folder.iterdir() if path.name[:8].isdigit() and path.is_dir())
     return sorted(names, reverse=True)
 
 
 def find_stock(folder: Path) -> Path | None:
-    """The log of the newest training in a folder; a test run leaves files without one."""
-    for place in (folder, *timestamped(folder)):
-        for inner in (place, place / 'vis_data'):
-            # scalars.json holds the same and what other hooks add: second choice.
+    """Return the log of the newest training in a folder, None if there is none.
+
+    A test run leaves files without lines of a training.
+
+    Args:
+        folder: A work dir, or a timestamped folder in one.
+    """
+    for candidate in (folder, *timestamped(folder)):
+        for inner in (candidate, candidate / 'vis_data'):
+            # scalars.json also contains what other hooks add: second choice.
             files = sorted(inner.glob('*.json'), key=lambda path: path.name, reverse=True)
             files.sort(key=lambda path: path.name == 'scalars.json')
             for file in files:
@@ -47,26 +51,35 @@ def find_stock(folder: Path) -> Path | None:
 
 
 def unmonitored_since(folder: Path, started: float) -> Path | None:
-    """The newest folder of a training that began after that moment and had no monitor."""
-    for place in timestamped(folder):
+    """Return the newest folder of a later training without the monitor, None if there is none.
+
+    Args:
+        folder: The work dir.
+        started: Unix time after which the training began, in seconds.
+    """
+    for candidate in timestamped(folder):
         try:
-            began = time.mktime(time.strptime(place.name[:15], '%Y%m%d_%H%M%S'))
+            began = time.mktime(time.strptime(candidate.name[:15], '%Y%m%d_%H%M%S'))
         except ValueError:
             continue
-        # A name has the clock of the machine that trained, which may be in another time zone: a
-        # run is not taken for its own successor where its config has the monitor.
-        if began > started and find_stock(place) and not _has_monitor(place):
-            return place
+        # The training machine, whose clock names the folder, may be in another time zone. A run
+        # whose config has the monitor is thus never mistaken for a later run.
+        if began > started and find_stock(candidate) and not _has_monitor(candidate):
+            return candidate
     return None
 
 
-def _has_monitor(place: Path) -> bool:
-    config = place / 'vis_data' / 'config.py'
+def _has_monitor(folder: Path) -> bool:
+    config = folder / 'vis_data' / 'config.py'
     return config.is_file() and MONITOR in config.read_text(encoding='utf-8', errors='replace')
 
 
 def stock_content(file: Path) -> tuple[dict, list[dict], list[str]] | None:
-    """Summary, windows and notes in the monitor's terms; None without lines of a training."""
+    """Return summary, windows and notes as the monitor has them, None without training lines.
+
+    Args:
+        file: A log of stock's hooks.
+    """
     lines = _train_lines(file)
     if not lines:
         return None
@@ -79,8 +92,8 @@ def stock_content(file: Path) -> tuple[dict, list[dict], list[str]] | None:
             interval = step - last
         elif following > step:
             interval = following - step
-        # A run may have begun anywhere: of its first line no more is known than the next one
-        # tells, or those of a run before it, or what its times are a mean of.
+        # A run may start at any iteration, so its first line counts for one interval: that to the
+        # next line, else that of an earlier run, else stock's averaging window.
         count = min(step, interval)
         windows.append(dict(_window(line, step, count), run=run))
         last = step
@@ -88,11 +101,11 @@ def stock_content(file: Path) -> tuple[dict, list[dict], list[str]] | None:
 
 
 def _train_lines(file: Path) -> list[dict[str, Any]]:
-    """Lines of training iterations: those of an evaluation have no 'iter'."""
-    found = []
+    """Return the lines of training iterations; those of an evaluation have no 'iter'."""
+    lines = []
     with open(file, encoding='utf-8', errors='replace') as stream:
-        for text in iter(lambda: stream.readline(LONGEST), ''):
-            if len(text) == LONGEST:  # results of a test, or annotations, in one line
+        for text in iter(lambda: stream.readline(MAX_LINE), ''):
+            if len(text) == MAX_LINE:  # a file of test results or annotations
                 break
             try:
                 line = json.loads(text, parse_constant=lambda _: None)
@@ -103,8 +116,8 @@ def _train_lines(file: Path) -> list[dict[str, Any]]:
             # With log_with_hierarchy the keys are train/time, train/loss, ...
             line = {key.removeprefix('train/'): value for key, value in line.items()}
             if (number(line.get('time')) or 0) > 0 and (number(line.get('iter')) or 0) >= 1:
-                found.append(line)
-    return found
+                lines.append(line)
+    return lines
 
 
 def _window(line: dict[str, Any], step: int, count: int) -> dict[str, Any]:
@@ -117,7 +130,7 @@ def _window(line: dict[str, Any], step: int, count: int) -> dict[str, Any]:
         data = min(data, seconds)
         window['phases'] = {'data': count * data, 'everything else': count * (seconds - data)}
     if number(line.get('memory')):
-        # Stock writes whole MiB: the largest since the line before.
+        # In whole MiB: the peak since the previous line.
         window['memory'] = dict(device=dict(allocated=line['memory'] * 2**20))
     for key in ('epoch', 'loss', 'lr'):
         if number(line.get(key)) is not None:
@@ -130,10 +143,11 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
     windows = [line for line in windows if line['run'] == last]
     iterations, seconds = total(windows, 'iterations'), total(windows, 'seconds')
     phases = phase_totals(windows)
-    typical = statistics.median(1 / line['it_per_s'] for line in windows)
-    headline = f'{iterations / seconds:.3g} it/s by the stock log'
+    times = [1 / line['it_per_s'] for line in windows]
+    headline = f'{digits(iterations / seconds)} it/s according to the stock log.'
     if phases:
-        headline += f', {percent(phases["data"]["share"])} of it counted as waiting for data'
+        share = percent(phases['data']['share'])
+        headline += f' At most {share} of the time is waiting for data.'
     summary = dict(
         version=1,
         iterations=int(iterations),
@@ -145,15 +159,15 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
         verdict=dict(
             headline=headline,
             why=[
-                f'The window in the middle took {1e3 * typical:.0f} ms an iteration, '
-                f'the slowest {1e3 / min(line["it_per_s"] for line in windows):.0f} ms.',
-                'Stock logs do not tell which iterations were slow, nor why.',
+                f'The median window took {duration(statistics.median(times))} per iteration, '
+                f'the slowest {duration(max(times))}.',
+                'Stock logs do not contain which iterations were slow, or why.',
             ],
             change=[
                 dict(
                     override=f'default_hooks.timer.type={MONITOR}',
-                    why='It lists the slow iterations of the next run with their causes. The '
-                    "config needs custom_imports = dict(imports=['mmtempo']) for it.",
+                    why='reports slow iterations and their causes in the next run; the config '
+                    "needs custom_imports = dict(imports=['mmtempo'])",
                 )
             ],
         ),

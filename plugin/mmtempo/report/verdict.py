@@ -1,4 +1,4 @@
-"""What is slow in a training, why, and which override mends it."""
+"""Judge a run: what is slow, why, and which override improves it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from mmtempo.utils.phases import LOADER_ENDS
 from mmtempo.utils.units import counted, duration, percent
 
 from .data_advice import use_our_loop, waiting_for_data
-from .run_figures import FULL, WORTH, Advice, Finding, RunFigures, is_pause
+from .run_figures import FEW, FULL, WORTH, Advice, Finding, RunFigures, is_pause
 
 __all__ = ['Advice', 'Verdict', 'judge']
 
-FEW = 20  # iterations, of fewer nothing is said
-IDLE = 0.15  # share of the time that a device may be idle
-OFTEN = 0.5  # share of log points at which one process has to be the slowest, to be named
-RARELY = 4  # times as long that an interval is made at most
-# By class: the key of `default_hooks`, ours, and what mmengine gives it where a config has no key.
-# Whoever has a summary has our timer.
+IDLE = 0.15  # share of the time in which a device may be idle
+OFTEN = 0.5  # share of the log points at which a rank must be the slowest to be reported
+MAX_STRETCH = 4  # largest factor by which an interval is prolonged
+# Stock hook -> its key of `default_hooks`, our hook, mmengine's arguments where the key is absent.
+# Not the timer: a run with a summary already has ours.
 STOCK_HOOKS = {
     path.rpartition('.')[2]: (key, OURS[path], arguments)
     for key, (path, arguments) in DEFAULT_HOOKS.items()
     if key != 'timer'
 }
-# What stalls of a category are called.
+# Category of stalls -> its name in a verdict.
 STALLS = {
     'gc': 'Garbage collection',
-    'host': 'A CPU that is taken away',
-    'device': 'A device that is held up',
-    'pace': 'A slower pace',
+    'host': 'Delay on the host',
+    'device': 'Delay on the device',
+    'pace': 'Sustained slowdown',
     'warm-up': 'Warm-up',
-    'unexplained': 'An unknown cause',
+    'unexplained': 'Delay of unknown cause',
 }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is slow, why, and what to change; the largest loss first."""
+    """A judged run: headline, reasons and advised overrides; the largest cost first."""
 
     headline: str
     why: list[str] = field(default_factory=list)
@@ -50,101 +49,101 @@ class Verdict:
 
 
 def judge(summary: Mapping[str, Any]) -> Verdict:
-    """What a `tempo_summary.json` means.
+    """Judge the run of a `tempo_summary.json`.
 
-    Only what costs more than 3 % of the time, or may end the run, is told. Each override can be
-    given to --cfg-options, also all at once.
+    Reports only what costs more than 3 % of the time, or what may end the run. Each override can
+    be passed to --cfg-options, also all of them together.
 
     Args:
-        summary: Its content; what was not measured may be missing.
+        summary: The content of the file; any key may be missing.
     """
     run = RunFigures(summary)
     if not run.total:
         return Verdict('Nothing was measured.')
     if run.iterations < FEW:
         few = counted(run.iterations, 'iteration')
-        return Verdict(f'Too short to judge: {few}; {FEW} are needed.')
-    found = [waiting_for_data(run), _slowest_rank(run), _slowest_step(run)]
-    found += [_evaluation(run), _loader_ends(run), *_hooks(run)]
-    found += [*_stalls(run), _copies(run), _idle_device(run), _unexplained(run), _memory(run)]
-    found.append(_warnings(run))
-    findings = [one for one in found if one and (one.share > WORTH or one.is_risk)]
-    findings.sort(key=lambda one: one.share, reverse=True)
+        return Verdict(f'Too short to judge: {few}; at least {FEW} are needed.')
+    candidates = [waiting_for_data(run), _rank_with_late_data(run), _rank_with_slow_steps(run)]
+    candidates += [_evaluation(run), _loader_ends(run), *_hooks(run)]
+    candidates += [*_stalls(run), _copies(run), _idle_device(run), _unexplained(run), _memory(run)]
+    candidates.append(_warnings(run))
+    findings = [one for one in candidates if one and (one.share > WORTH or one.is_risk)]
+    findings.sort(key=lambda finding: finding.share, reverse=True)
     if not findings or findings[0].share <= WORTH:
-        findings.insert(0, _fine(run))
+        findings.insert(0, _nothing_to_fix(run))
     changes: dict[str, Advice] = {}
-    for one in findings:
-        for change in one.change:  # of two for one key, the larger loss has its way
-            changes.setdefault(change.override.partition('=')[0], change)
-    why = [line for one in findings for line in one.why]
+    for finding in findings:
+        for advice in finding.change:  # the larger cost decides about a key
+            changes.setdefault(advice.override.partition('=')[0], advice)
+    why = [line for finding in findings for line in finding.why]
     return Verdict(findings[0].headline, why, list(changes.values()))
 
 
-def _slowest_rank(run: RunFigures) -> Finding | None:
-    """A process that waits longer for its data than this one: all others wait for it."""
-    found = (run.summary.get('ranks') or {}).get('data') or {}
-    rank, mean, of = found.get('usual'), found.get('mean'), found.get('of')
-    if not rank or mean is None or not of or found['often'] < OFTEN * of:
+def _rank_with_late_data(run: RunFigures) -> Finding | None:
+    """Judge a rank that waits longer for its data than this one; all others wait for it."""
+    ranks = (run.summary.get('ranks') or {}).get('data') or {}
+    rank, mean, of = ranks.get('usual'), ranks.get('mean'), ranks.get('of')
+    if not rank or mean is None or not of or ranks['often'] < OFTEN * of:
         return None
     own = run.seconds('data') / run.iterations
     share = run.share((mean - own) * run.iterations)
-    headline = f'Rank {rank} is late with its data: {percent(share)} of the time.'
-    why = (
-        f'Rank {rank} waits {duration(mean)} an iteration for data, rank 0 {duration(own)}: it was '
-        f'the longest at {found["often"]} of {counted(of, "log point")}. The others wait for it in '
-        'their backward pass; look at the workers, cores and disk of its node.'
-    )
-    return Finding(share, headline, [why])
+    why = [
+        f'The slowest rank waits {duration(mean)} per iteration for data, rank 0 {duration(own)}.',
+        f'Rank {rank} was the slowest at {ranks["often"]} of {counted(of, "log point")}.',
+        'The other ranks wait for it in their backward pass. Check the workers, cores and disk of '
+        'its node.',
+    ]
+    return Finding(share, f'Late data on rank {rank} costs {percent(share)} of the time.', why)
 
 
-def _slowest_step(run: RunFigures) -> Finding | None:
-    """A process that is slow itself: all others wait for it in their backward pass."""
-    found = (run.summary.get('ranks') or {}).get('step') or {}
-    rank, mean, least, of = (found.get(key) for key in ('usual', 'mean', 'least', 'of'))
-    if rank is None or mean is None or least is None or not of or found['often'] < OFTEN * of:
+def _rank_with_slow_steps(run: RunFigures) -> Finding | None:
+    """Judge a rank that is slow itself; all others wait for it in their backward pass."""
+    ranks = (run.summary.get('ranks') or {}).get('step') or {}
+    rank, mean, least, of = (ranks.get(key) for key in ('usual', 'mean', 'least', 'of'))
+    if rank is None or mean is None or least is None or not of or ranks['often'] < OFTEN * of:
         return None
     share = run.share((mean - least) * run.iterations)
-    headline = f'Rank {rank} is slow in its steps: {percent(share)} of the time.'
-    why = (
-        f'Rank {rank} takes {duration(mean)} an iteration for what is its own, without data and '
-        f'backward pass, the fastest {duration(least)}: it was the longest at {found["often"]} of '
-        f'{counted(of, "log point")}. The others wait for it; look at its hooks, the load and the '
-        'clocks of its node.'
-    )
-    return Finding(share, headline, [why])
+    why = [
+        f'Without data and backward pass, the slowest rank takes {duration(mean)} per iteration, '
+        f'the fastest {duration(least)}.',
+        f'Rank {rank} was the slowest at {ranks["often"]} of {counted(of, "log point")}.',
+        'The other ranks wait for it. Check its hooks, and the load and clocks of its node.',
+    ]
+    return Finding(share, f'Slow steps on rank {rank} cost {percent(share)} of the time.', why)
 
 
 def _evaluation(run: RunFigures) -> Finding:
+    """Judge the time of evaluations."""
     seconds = run.seconds('evaluation')
     share = run.share(seconds)
     change = []
     if run.has_part('ValLoop'):
-        change.append(Advice('val_cfg.type=PrefetchValLoop', 'batches are made and copied ahead'))
+        change.append(Advice('val_cfg.type=PrefetchValLoop', 'prepares and copies batches ahead'))
     by_epoch = bool(run.setting.get('by_epoch'))
-    change += _more_rarely(run, share, 'train_cfg.val_interval', 'val_interval', by_epoch)
+    change += _longer_interval(run, share, 'train_cfg.val_interval', 'val_interval', by_epoch)
     headline = f'Evaluation takes {percent(share)} of the time.'
     return Finding(share, headline, [f'Evaluation: {run.cost(seconds)}.'], change)
 
 
 def _loader_ends(run: RunFigures) -> Finding:
-    """Behind the last batch of an epoch."""
+    """Judge the time between the last batch of an epoch and the end of its loader."""
     seconds = run.seconds(LOADER_ENDS)
     change = []
     if run.setting.get('by_epoch'):
-        why = 'workers stay from one epoch to the next'
+        why = 'keeps the workers alive between epochs'
         change.append(Advice('train_dataloader.persistent_workers=True', why))
-    headline = f'The end of the loader takes {percent(run.share(seconds))} of the time.'
-    why = f'The end of the loader, behind the last batch: {run.cost(seconds)}.'
+    headline = f'Ending the loader takes {percent(run.share(seconds))} of the time.'
+    why = f'Ending the loader after the last batch of an epoch: {run.cost(seconds)}.'
     return Finding(run.share(seconds), headline, [why], change)
 
 
-def _more_rarely(
+def _longer_interval(
     run: RunFigures, share: float, key: str, name: str, by_epoch: bool
 ) -> list[Advice]:
-    """A longer interval, in the unit of the config; the setting has it in iterations."""
+    """Advise a longer interval, in the unit of the config; the setting `name` has iterations."""
     interval, length = run.whole(name), run.whole('epoch_length')
     last = run.summary.get('max_iters') or run.whole('max_iters') or 0
-    factor = min(RARELY, math.ceil(share / WORTH))
+    factor = min(MAX_STRETCH, math.ceil(share / WORTH))
     if not interval or factor < 2 or 2 * interval > last:
         return []
     unit, units = 1, 'iterations'
@@ -157,7 +156,7 @@ def _more_rarely(
 
 
 def _hooks(run: RunFigures) -> list[Finding]:
-    """What hooks take; a checkpoint has phases of its own as well."""
+    """Judge each hook by class; the phases of a save count for the checkpoint hook."""
     sums: dict[str, float] = {}
     for phase in run.phases:
         name = phase.removeprefix('hook:').partition(' ')[0]
@@ -177,81 +176,89 @@ def _hook(run: RunFigures, name: str, seconds: float) -> Finding:
     interval, by_epoch = run.whole('log_interval'), run.setting.get('checkpoint_by_epoch')
     key = f'default_hooks.{run.key_of_hook(name)}.interval'
     if name in STOCK_HOOKS:
-        change = _exchange(run, name)
+        change = _replace(run, name)
     elif run.key_of_hook(name) is None:
         pass
     elif name.endswith('CheckpointHook') and by_epoch is not None:
-        change = _more_rarely(run, share, key, 'checkpoint_interval', by_epoch)
+        change = _longer_interval(run, share, key, 'checkpoint_interval', by_epoch)
     elif name == 'SparseLoggerHook' and interval:
-        why = f'a line every {5 * interval} iterations instead of {interval}'
+        why = f'logs every {5 * interval} iterations instead of {interval}'
         change.append(Advice(f'{key}={5 * interval}', why))
     headline = f'{name} takes {percent(share)} of the time.'
-    return Finding(share, headline, [f'{name}: {run.cost(seconds)}, {run.each(seconds)}.'], change)
+    why = f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.'
+    return Finding(share, headline, [why], change)
 
 
-def _exchange(run: RunFigures, name: str) -> list[Advice]:
-    """Ours for a stock hook, where the config's `default_hooks` have it, or mmengine adds it."""
+def _replace(run: RunFigures, name: str) -> list[Advice]:
+    """Advise our hook for a stock one in `default_hooks`, or for one that mmengine adds."""
     default, ours, arguments = STOCK_HOOKS[name]
     key = run.key_of_hook(name)
     if key is not None:
         return [Advice(f'default_hooks.{key}.type={ours}', REASONS[ours])]
     if run.setting.get('default_hooks') is None or default in run.setting['default_hooks']:
         return []  # it is among the custom hooks, which no override reaches
-    why = 'as mmengine has it where the config does not name the hook'
     return [
         Advice(f'default_hooks.{default}.type={ours}', REASONS[ours]),
-        *(Advice(f'default_hooks.{default}.{one}={arguments[one]}', why) for one in arguments),
+        *(
+            Advice(f'default_hooks.{default}.{argument}={value}', "keeps mmengine's default")
+            for argument, value in arguments.items()
+        ),
     ]
 
 
 def _stalls(run: RunFigures) -> list[Finding]:
-    """Stalls within the step; those of data, hooks and evaluation are in their phases."""
+    """Judge stalls within the step; those of data, hooks and evaluation are in their phases."""
     findings = []
     for category, name in STALLS.items():
         causes = run.lost(category)
+        if not causes:
+            continue
         seconds, count = sum(row[1] for row in causes), sum(row[2] for row in causes)
-        share = run.share(seconds)
-        why = f'{name}: {run.cost(seconds)}, in {counted(count, "iteration")}'
-        if causes:
-            why += f', mostly: {causes[0][0]}'
-        change = _against(run, category, causes[0][0]) if causes else []
+        share, main_cause = run.share(seconds), causes[0][0]
+        why = [
+            f'{name}: {run.cost(seconds)}, in {counted(count, "iteration")}. '
+            f'Main cause: {main_cause}.'
+        ]
         headline = f'{name} costs {percent(share)} of the time.'
-        findings.append(Finding(share, headline, [f'{why}.'], change))
+        findings.append(Finding(share, headline, why, _against(run, category, main_cause)))
     return findings
 
 
 def _against(run: RunFigures, category: str, cause: str) -> list[Advice]:
+    """Advise against the main cause of the stalls of a category."""
     workers, cores = run.whole('num_workers') or 0, run.cores or 0
     loader_is_idle = run.share(run.waited) <= WORTH
     if category == 'host' and workers >= cores > 1 and loader_is_idle:
-        why = f'{workers} workers on {cores} cores leave the training none'
+        why = f'{workers} workers on {cores} cores leave no core to the main process'
         return [Advice(f'train_dataloader.num_workers={cores - 1}', why)]
     if cause == 'new input shape':
-        return [Advice('env_cfg.cudnn_benchmark=False', 'no search at each new shape')]
-    return _mixed_precision(run, 'it takes less memory') if 'memory' in cause else []
+        why = 'no search for kernels at each new input shape'
+        return [Advice('env_cfg.cudnn_benchmark=False', why)]
+    return _mixed_precision(run, 'needs less memory') if 'memory' in cause else []
 
 
 def _mixed_precision(run: RunFigures, why: str) -> list[Advice]:
-    """Where it is known to be off."""
-    found = next((amp for plain, amp in WITH_AMP.items() if run.has_part(plain)), None)
-    return [Advice(f'optim_wrapper.type={found}', f'mixed precision: {why}')] if found else []
+    """Advise mixed precision if the optimizer wrapper is known to have none."""
+    ours = next((amp for plain, amp in WITH_AMP.items() if run.has_part(plain)), None)
+    return [Advice(f'optim_wrapper.type={ours}', f'mixed precision: {why}')] if ours else []
 
 
 def _copies(run: RunFigures) -> Finding:
-    """All that comes before the model is called: its preprocessor, which also copies."""
+    """Judge the time before the forward pass: the data preprocessor and its copies."""
     seconds = run.seconds('to_device')
     share = run.share(seconds)
     change, by_hand = use_our_loop(run)
     if run.machine.get('accelerator') and run.setting.get('pin_memory') is False:
-        why = 'the device copies from pinned memory by itself'
+        why = 'copies from pinned memory are asynchronous'
         change = [Advice('train_dataloader.pin_memory=True', why), *change]
     headline = f'Preprocessing and copies to the device take {percent(share)} of the time.'
-    why = f'Preprocessing and copies to the device: {run.cost(seconds)}, {run.each(seconds)}.'
+    costs = f'{run.cost(seconds)}, {run.per_iteration(seconds)}'
+    why = f'Preprocessing and copies to the device: {costs}.'
     return Finding(share, headline, [why, *by_hand], change)
 
 
 def _idle_device(run: RunFigures) -> Finding | None:
-    """A device that is idle though nobody waits for a batch: the host is too slow for it."""
+    """Judge the time in which the device is idle though the training waits for nothing."""
     busy = run.device_busy
     if busy is None:
         return None
@@ -260,19 +267,28 @@ def _idle_device(run: RunFigures) -> Finding | None:
     if idle <= IDLE:
         return None
     stock = [name for name in STOCK_HOOKS if run.has_part(name)]
-    change = [change for name in stock for change in _exchange(run, name)]
-    if 'train_step' not in run.phases:  # else it is compiled already
-        change.append(Advice('compile=True', 'fewer and larger kernels; worth a try'))
-    headline = f'The device is idle for {percent(idle)} of the time: the host is too slow.'
-    why = (
-        f'The device was busy for {percent(busy)} of the time, by its driver at '
-        f'{counted(run.device_looks, "look")}; waiting for data, evaluation and checkpoints '
-        f'explain {percent(run.share(explained))}.'
+    change = [advice for name in stock for advice in _replace(run, name)]
+    if 'train_step' not in run.phases:  # a compiled step has this phase
+        reason = 'may launch fewer and larger kernels; compare the speed'
+        change.append(Advice('compile=True', reason))
+    headline = (
+        'Apart from waiting for data, evaluation and saving, the device is idle for '
+        f'{percent(idle)} of the time.'
     )
-    return Finding(idle, headline, [why], change)
+    why = [
+        f'The driver reports the device busy for {percent(busy)} of the time ({_readings(run)}).',
+        f'Waiting for data, evaluation and saving take {percent(run.share(explained))}.',
+        'The rest suggests that the host launches kernels more slowly than the device runs them.',
+    ]
+    return Finding(idle, headline, why, change)
+
+
+def _readings(run: RunFigures) -> str:
+    return counted(run.device_readings, 'reading')
 
 
 def _unexplained(run: RunFigures) -> Finding:
+    """Judge the time that belongs to no phase."""
     seconds = run.seconds('unexplained')
     share = run.share(seconds)
     headline = f'{percent(share)} of the time is unexplained.'
@@ -280,58 +296,58 @@ def _unexplained(run: RunFigures) -> Finding:
 
 
 def _memory(run: RunFigures) -> Finding | None:
-    """Memory that is full, or that already costs time."""
+    """Judge memory that is nearly full or that causes stalls."""
     causes, used = run.lost('memory'), run.peak.get('ram_used') or 0.0
     if not causes and used <= FULL:
         return None
     seconds, count = sum(row[1] for row in causes), sum(row[2] for row in causes)
     why = [f'{percent(used)} of the memory was in use.'] if used > FULL else []
     if causes:
-        times = counted(count, 'iteration')
-        why.append(f'{causes[0][0].capitalize()}: {run.cost(seconds)}, in {times}.')
+        costs = f'{run.cost(seconds)}, in {counted(count, "iteration")}'
+        why.append(f'{causes[0][0].capitalize()}: {costs}.')
     workers, ahead = run.whole('num_workers') or 0, run.whole('prefetch_factor') or 1
     change = []
     if workers and ahead > 1:
-        key = f'train_dataloader.prefetch_factor={ahead // 2}'
-        change.append(Advice(key, f'fewer batches wait in memory than with {ahead}'))
+        reason = f'fewer prefetched batches in memory than with {ahead}'
+        change.append(Advice(f'train_dataloader.prefetch_factor={ahead // 2}', reason))
     if workers > 1 and run.share(run.waited) <= WORTH:
-        key = f'train_dataloader.num_workers={workers // 2}'
-        change.append(Advice(key, f'half of the {workers} workers, each has memory of its own'))
+        reason = f'each of the {workers} workers takes memory; the loader is not the limit'
+        change.append(Advice(f'train_dataloader.num_workers={workers // 2}', reason))
     share = run.share(seconds)
-    name = 'A lack of memory'
+    headline = f'Lack of memory costs {percent(share)} of the time.'
     if causes and causes[0][0] == 'page faults' and used <= FULL:
-        name = 'Memory that is touched for the first time'
-    headline = f'{name} costs {percent(share)} of the time.'
+        headline = f'Page faults cost {percent(share)} of the time.'
     return Finding(share, headline, why, change if used > FULL or share > WORTH else [], True)
 
 
 def _warnings(run: RunFigures) -> Finding:
+    """Pass on the first warnings of the run."""
     lines = [str(line) for line in (run.summary.get('warnings') or [])[:3]]
     return Finding(0.0, '', lines, is_risk=bool(lines))
 
 
-def _fine(run: RunFigures) -> Finding:
-    """What is said where nothing is worth a change: where the time goes, and how evenly."""
+def _nothing_to_fix(run: RunFigures) -> Finding:
+    """Describe a run without a cost that justifies a change: where its time goes, how evenly."""
     computing = percent(run.share(sum(run.seconds(name) for name in STEP)))
     cv, lost = run.summary.get('cv'), (run.summary.get('lost') or {}).get('seconds') or 0.0
     why, change = [], []
-    headline = f'Nothing to fix: {computing} of the time goes into training steps.'
-    target = f'(target: below {percent(EVEN)})'
-    if cv is not None and is_even(cv):
-        headline = f'{headline[:-1]}, and iterations vary by {percent(cv)} {target}.'
-    elif cv is not None:
-        headline = (
-            f'No single cost is worth a change, but iterations vary by {percent(cv)} {target}; '
-            f'stalls cost {percent(run.share(lost))}.'
-        )
+    headline = f'Nothing to fix: {computing} of the time is spent in training steps.'
+    if cv is not None:
+        varying = f'vary by {percent(cv)} (target: below {percent(EVEN)}).'
+        if is_even(cv):
+            headline += f' Iteration times {varying}'
+        else:
+            limit = percent(WORTH)
+            headline = f'No cost exceeds {limit} of the time, but iteration times {varying}'
+            why.append(f'Stalls cost {percent(run.share(lost))} of the time.')
     busy = run.device_busy
     if busy is not None and busy >= 1 - IDLE:
-        why.append(
-            f'The device is the limit: it was busy for {percent(busy)} of the time, by its driver '
-            f'at {counted(run.device_looks, "look")}. What is left are mixed precision (--amp) and '
-            'channels_last.'
-        )
+        why += [
+            f'The device is the limit: its driver reports it busy for {percent(busy)} of the time '
+            f'({_readings(run)}).',
+            'Mixed precision (--amp) and channels_last may reduce its work.',
+        ]
         change = _mixed_precision(run, 'less work for the device')
     elif not run.machine.get('accelerator'):
-        why.append('The CPU is the limit: there is no accelerator.')
+        why.append('There is no accelerator: the model runs on the CPU.')
     return Finding(0.0, headline, why, change)

@@ -1,4 +1,4 @@
-"""Which colour stands for what."""
+"""Colors of phases and categories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmtempo.report.html.colors import phase_colors
 from mmtempo.timing.causes import STEP
 
 
-def test_hooks_take_turns_and_known_phases_keep_theirs() -> None:
+def test_known_phases_have_fixed_colors_and_hooks_distinct_ones() -> None:
     names = ['data', 'hook:A', 'forward', 'hook:B', 'hook:AsyncCheckpointHook', 'hook:MyLoggerHook']
     found = phase_colors(names)
     assert len(set(found.values())) == len(names)
@@ -23,18 +23,18 @@ def test_hooks_take_turns_and_known_phases_keep_theirs() -> None:
 
 
 @pytest.mark.parametrize('name', STEP)
-def test_parts_of_a_step_are_no_hooks(name: str) -> None:
+def test_parts_of_a_step_have_fixed_colors(name: str) -> None:
     assert name in colors.PHASES
 
 
 @pytest.mark.parametrize(
     'name', ['checkpoint: fence', 'checkpoint: wait for the writer', 'hook:SnapshotFence']
 )
-def test_a_checkpoint_has_one_color_in_all_its_phases(name: str) -> None:
+def test_all_phases_of_a_save_share_a_color(name: str) -> None:
     assert phase_colors([name]) == {name: colors.CATEGORIES['checkpoint']}
 
 
-def test_every_color_is_in_the_style_sheet() -> None:
+def test_style_sheet_defines_every_color() -> None:
     folder = Path(colors.__file__).parent
     sheet = (folder / 'page.css').read_text(encoding='utf-8')
     defined = set(re.findall(r'(--[\w-]+):', sheet))

@@ -1,4 +1,4 @@
-"""Nothing of a log becomes code."""
+"""Markup escapes whatever a log contains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_text_is_escaped_once() -> None:
     )
 
 
-def test_table() -> None:
+def test_table_escapes_cells_and_aligns_numbers() -> None:
     text = table(['a', BAD], [[1, BAD]], numeric=[0])
     assert f'<th class="n" scope="col">a</th><th scope="col">{SAFE}</th>' in text
     assert f'<td class="n">1</td><td>{SAFE}</td>' in text

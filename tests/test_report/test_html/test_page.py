@@ -1,4 +1,4 @@
-"""The page, without a browser."""
+"""The text of the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>"\'&'
 
 
 class Elements(HTMLParser):
-    """Names and attributes of all elements, and whether each was closed."""
+    """Parser that collects all elements and checks that each is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def data_of(text: str) -> list[dict]:
     return json.loads(found[1])
 
 
-def test_the_file(tmp_path: Path) -> None:
+def test_file_is_complete_and_needs_no_network(tmp_path: Path) -> None:
     work = write_run(tmp_path / 'work')
     path = write_html(read_log(work), tmp_path / 'report.html')
     assert path.stat().st_size < 2_500_000
@@ -59,7 +59,7 @@ def test_the_file(tmp_path: Path) -> None:
     packed = re.search(r'id="plotly">([^<]*)<', text)
     assert packed
     assert gzip.decompress(base64.b64decode(packed[1])).decode() == plotly_script()
-    # Nothing is asked of a network, and the browser is told to refuse it.
+    # The page requests nothing from a network, and its policy forbids it.
     assert not [
         attributes
         for _, attributes in elements.found
@@ -69,7 +69,7 @@ def test_the_file(tmp_path: Path) -> None:
     assert 'connect-src' not in text
 
 
-def test_what_is_on_it(tmp_path: Path) -> None:
+def test_page_shows_verdict_figures_and_charts_in_order(tmp_path: Path) -> None:
     text = page(read_log(write_run(tmp_path)), '')
     for words in (
         '17 % of the time was lost to stalls',
@@ -85,7 +85,7 @@ def test_what_is_on_it(tmp_path: Path) -> None:
     assert text.index('class="card verdict"') < text.index('class="tiles"') < text.index('<figure')
 
 
-def test_figures_whose_colours_a_table_has_need_no_legend(tmp_path: Path) -> None:
+def test_charts_with_the_colors_of_a_table_need_no_legend(tmp_path: Path) -> None:
     text = page(read_log(write_run(tmp_path, iterations=200)), '')
     names = [chart['name'] for chart in data_of(text) if chart['has_key']]
     assert names == ['phases', 'recent']
@@ -96,7 +96,7 @@ def test_figures_whose_colours_a_table_has_need_no_legend(tmp_path: Path) -> Non
             assert missing <= {'other'}
 
 
-def test_what_a_log_holds_cannot_become_code(tmp_path: Path) -> None:
+def test_content_of_a_log_cannot_become_code(tmp_path: Path) -> None:
     summary, lines = made_up_run(iterations=100)
     summary['setting'] = dict(config=f'{EVIL}.py', loop=EVIL, **{EVIL: 1})
     summary['machine'] = dict(cpu=EVIL, accelerator=EVIL, versions={EVIL: EVIL})
@@ -128,7 +128,7 @@ def test_what_a_log_holds_cannot_become_code(tmp_path: Path) -> None:
     assert '<img' not in drawn
 
 
-def test_a_long_run_stays_small(tmp_path: Path) -> None:
+def test_page_of_a_long_run_stays_small(tmp_path: Path) -> None:
     summary, lines = made_up_run(iterations=2000)
     window = next(line for line in lines if line['kind'] == 'window')
     stall = next(line for line in lines if line['kind'] == 'stall')
@@ -143,7 +143,7 @@ def test_a_long_run_stays_small(tmp_path: Path) -> None:
     assert len(throughput[0]['x']) == 800
 
 
-def test_empty_sections_are_left_out(tmp_path: Path) -> None:
+def test_empty_sections_are_omitted(tmp_path: Path) -> None:
     text = page(RunLog(tmp_path), '')
     assert Elements(text).open == []
     for words in ('<figure', '<table', '<script', 'Warnings', 'Slow iterations', 'Machine'):
@@ -151,7 +151,7 @@ def test_empty_sections_are_left_out(tmp_path: Path) -> None:
     assert 'No verdict was written' in text
 
 
-def test_a_newer_run_is_told_before_the_verdict_on_the_older_one(tmp_path: Path) -> None:
+def test_newer_run_is_named_before_the_verdict(tmp_path: Path) -> None:
     log = read_log(write_run(tmp_path, iterations=100))
     assert '&lt;newer&gt;' not in page(log, '')
     log.newer = 'there is a <newer> run'
@@ -159,7 +159,7 @@ def test_a_newer_run_is_told_before_the_verdict_on_the_older_one(tmp_path: Path)
     assert text.index('there is a &lt;newer&gt; run.') < text.index('class="card verdict"')
 
 
-def test_a_killed_run_has_a_page(tmp_path: Path) -> None:
+def test_killed_run_has_a_page(tmp_path: Path) -> None:
     _, lines = made_up_run(iterations=500)
     write_lines(tmp_path, lines[:-1])
     text = page(read_log(tmp_path), '')
@@ -171,13 +171,13 @@ def test_a_killed_run_has_a_page(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_plotly_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'plotly.offline', None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "mmtempo\[report\]"'):
         write_html(RunLog(tmp_path), tmp_path / 'report.html')
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match='folder .*nowhere does not exist'):
         write_html(RunLog(tmp_path), tmp_path / 'nowhere' / 'report.html')

@@ -1,4 +1,4 @@
-"""The page in a real browser, where there is one."""
+"""The page in a real browser; skipped without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.testing.common import ROOT
 from tests.testing.made_up import write_run
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable')
-# Of Blink's own setting: what prefers-color-scheme says.
+# Values of Blink's setting for prefers-color-scheme.
 SCHEMES = dict(dark=0, light=1)
 SURFACES = dict(dark='#1d2126', light='#ffffff')
 
@@ -24,7 +24,7 @@ SURFACES = dict(dark='#1d2126', light='#ffffff')
 @pytest.fixture(scope='module')
 def browser() -> str:
     for path in filter(None, [os.environ.get('MMTEMPO_CHROMIUM'), *map(shutil.which, NAMES)]):
-        # Ubuntu has a file of that name that only says where to get one.
+        # Ubuntu's chromium-browser may be a script that only names the package.
         if subprocess.run([path, '--version'], capture_output=True, timeout=50).returncode == 0:
             return path
     pytest.skip(f'no browser: none of {", ".join(NAMES)} and no MMTEMPO_CHROMIUM')
@@ -37,13 +37,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def visit(browser: str, page: Path, profile: Path, *options: str) -> tuple[str, str]:
-    """The page after its scripts have run, and what the browser wrote to its log."""
+    """Return the page after its scripts have run, and the log of the browser."""
     done = subprocess.run(
         [
             browser, '--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage',
             '--enable-logging=stderr', '--v=0', f'--user-data-dir={profile}',
             '--no-first-run', '--disable-background-networking', '--disable-component-update',
-            # Whatever the page asks of a network fails, which the console tells.
+            # Requests to a network fail, which the console logs.
             '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=1280,1000',
             '--virtual-time-budget=10000', *options, '--dump-dom', page.as_uri(),
         ],
@@ -53,9 +53,9 @@ def visit(browser: str, page: Path, profile: Path, *options: str) -> tuple[str, 
     return done.stdout, done.stderr
 
 
-# Drawing all charts takes seconds: one scheme is enough for every day.
+# Drawing all charts takes seconds: only one scheme is not slow.
 @pytest.mark.parametrize('scheme', ['dark', pytest.param('light', marks=pytest.mark.slow)])
-def test_charts_are_drawn_and_nothing_is_asked_of_a_network(
+def test_charts_are_drawn_without_a_network(
     scheme: str, browser: str, report: Path, tmp_path: Path
 ) -> None:
     dom, log = visit(
@@ -68,7 +68,7 @@ def test_charts_are_drawn_and_nothing_is_asked_of_a_network(
     assert dom.count('class="main-svg"') >= 7
     assert dom.count('class="point"') > 10
     assert dom.count('class="legend"') == 4
-    # The charts wear the colours of the scheme.
+    # The charts have the colors of the scheme.
     assert f'data-surface="{SURFACES[scheme]}"' in dom
 
 
@@ -78,7 +78,7 @@ document.documentElement.dataset.sentences = `${all.length} of ${Math.min(...all
 </script>"""
 
 
-def test_a_narrow_page_has_room_for_sentences_and_for_figures(
+def test_narrow_page_has_room_for_sentences_and_charts(
     browser: str, report: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / 'narrow.html'
@@ -86,17 +86,15 @@ def test_a_narrow_page_has_room_for_sentences_and_for_figures(
     page.write_text(text.replace('</main>', f'</main>{WIDTHS}'), encoding='utf-8')
     dom, log = visit(browser, page, tmp_path / 'profile', '--window-size=500,1000')
     assert 'CONSOLE' not in log, log
-    # A table's last column was 20 px wide before, and 200 px high.
+    # Without a minimum width, the last column was 20 px wide and 200 px high.
     assert re.search(r'data-sentences="[1-9]\d* of 260"', dom)
-    # Of the figures of phases, the legend took two thirds: the table has the same colours.
+    # Legends of phases took two thirds of a chart; the table has the same colors.
     drawn = dict(re.findall(r'id="chart-(\w+)"(.*?)</figure>', dom, re.S))
     legends = {name for name, figure in drawn.items() if 'class="legend"' in figure}
     assert legends == {'throughput', 'memory'}
 
 
-def test_without_decompression_the_tables_are_there(
-    browser: str, report: Path, tmp_path: Path
-) -> None:
+def test_tables_are_shown_without_decompression(browser: str, report: Path, tmp_path: Path) -> None:
     page = tmp_path / 'old.html'
     text = report.read_text(encoding='utf-8')
     page.write_text(
@@ -111,7 +109,7 @@ def test_without_decompression_the_tables_are_there(
 
 
 @pytest.mark.parametrize(
-    ('tools', 'says'),
+    ('tools', 'message'),
     [
         ({}, 'no Chromium, and not root on a system with apt-get'),
         ({'apt-get': 'exit 100'}, 'Chromium could not be installed'),
@@ -119,7 +117,9 @@ def test_without_decompression_the_tables_are_there(
         ({'chromium': 'exit 0', 'apt-get': 'exit 100'}, ''),
     ],
 )
-def test_ci_installs_one_and_goes_on_without(tools: dict, says: str, tmp_path: Path) -> None:
+def test_ci_installs_a_browser_and_continues_without(
+    tools: dict, message: str, tmp_path: Path
+) -> None:
     for name in ('bash', 'dirname'):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     stubs = {'make': 'echo "$0 $1"', 'id': 'echo 0', 'timeout': 'shift; "$@"', **tools}
@@ -131,5 +131,5 @@ def test_ci_installs_one_and_goes_on_without(tools: dict, says: str, tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith('make test\n')
-    assert says in done.stderr
-    assert bool(says) == bool(done.stderr)
+    assert message in done.stderr
+    assert bool(message) == bool(done.stderr)

@@ -1,7 +1,7 @@
-"""One figure as plain data; plotly.js draws it.
+"""Describe a chart as plain data, which plotly.js draws.
 
-Colours are names of CSS variables (see page.css), which page.js replaces: so the same data is
-drawn in light and in dark.
+Colors are names of CSS variables (see page.css), which page.js resolves. Thus the same data is
+drawn in the light and in the dark scheme.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Line = dict[str, Any]
 
 @dataclass
 class Chart:
-    """What plotly.js needs for one figure.
+    """A chart of the page.
 
     Args:
-        name: Of the element on the page.
-        title: Above it.
-        note: What to see in it, in a sentence.
-        data: Traces.
-        layout: What differs from the layout that all figures share.
-        height: In pixels. Defaults to 300.
-        config: Of plotly.js, what differs from what all figures share.
-        has_key: Whether a table of the page has the same colours: a narrow page draws no legend,
-            which would take more room than the figure. Defaults to False.
+        name: Name of its element on the page.
+        title: Heading.
+        note: Explanation in a sentence.
+        data: Traces of plotly.js.
+        layout: Differences from the layout that all charts share.
+        height: Height in pixels. Defaults to 300.
+        config: Differences from the plotly.js config that all charts share.
+        has_key: Whether a table of the page has the same colors, so that a narrow page can omit
+            the legend, which would be larger than the chart. Defaults to False.
     """
 
     name: str
@@ -46,7 +46,12 @@ class Chart:
 def series(
     windows: list[Line], values: Iterable[float | None]
 ) -> tuple[list[Any], list[float | None]]:
-    """Iterations and values, as far as both are known; a gap between two runs."""
+    """Return iterations and values where both are known, with a gap between two runs.
+
+    Args:
+        windows: Lines of log windows.
+        values: A value of each window.
+    """
     x: list[Any] = []
     y: list[float | None] = []
     run = None
@@ -63,10 +68,16 @@ def series(
 
 
 def plain(text: Any) -> str:
-    """For plotly, which takes some tags in texts as HTML."""
+    """Escape a text for plotly.js, which interprets some tags as HTML."""
     return html.escape(str(text), quote=False)
 
 
 def wrapped(text: Any, width: int = 70) -> str:
+    """Break an escaped text into at most 6 lines.
+
+    Args:
+        text: The text; None is an empty one.
+        width: Maximum length of a line in characters. Defaults to 70.
+    """
     lines = textwrap.wrap('' if text is None else str(text), width)[:6]
     return '<br>'.join(map(plain, lines))

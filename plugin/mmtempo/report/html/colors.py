@@ -1,10 +1,10 @@
-"""Which colour stands for what: names of CSS variables, so that light and dark differ."""
+"""Colors of phases and categories, as names of CSS variables that differ by scheme."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# After Okabe and Ito: told apart also by the colour-blind. Values are in page.css.
+# After Okabe and Ito: distinguishable with color blindness. The values are in page.css.
 PHASES = {
     'data': '--orange',
     'to_device': '--sky',
@@ -31,7 +31,7 @@ CATEGORIES = {
     'warm-up': '--slate',
     'unexplained': '--grey',
 }
-# One symbol a category as well: colour alone does not tell them apart for everybody.
+# A symbol for each category, since not every reader can distinguish the colors.
 SYMBOLS = {
     'data': 'circle',
     'hook': 'square',
@@ -45,7 +45,7 @@ SYMBOLS = {
     'warm-up': 'circle-open',
     'unexplained': 'diamond-open',
 }
-# Words in names of phases: saving and logging look alike, whichever hook does it.
+# Words in names of phases: all hooks that save share a color, and all that log.
 _WORDS = {
     'checkpoint': '--vermilion',
     'SnapshotFence': '--vermilion',
@@ -56,7 +56,11 @@ _HOOKS = ('--olive', '--slate', '--rose', '--sand', '--plum', '--navy', '--moss'
 
 
 def phase_colors(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each phase: known ones keep theirs, other hooks take turns."""
+    """Return a color for each phase: a fixed one if it is known, else the next of the hooks.
+
+    Args:
+        names: Names of phases.
+    """
     found: dict[str, str] = {}
     turns = 0
     for name in names:

@@ -1,4 +1,4 @@
-"""HTML in which nothing of a log can become code: whatever is not `Markup` is escaped."""
+"""Build HTML that executes nothing from a log: all values but `Markup` are escaped."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-LONG = 20  # rows; a longer table scrolls by itself
+LONG = 20  # rows; a longer table gets a scroll bar
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that already is HTML."""
 
     def __new__(cls, text: str = '') -> Markup:
         return super().__new__(cls, text)
 
 
 def put(*values: Any) -> Markup:
-    """Values side by side, escaped unless they are `Markup`."""
+    """Concatenate values, escaped unless they are `Markup`; None is skipped."""
     return Markup(
         ''.join(
             value if isinstance(value, Markup) else html.escape(str(value))
@@ -29,7 +29,13 @@ def put(*values: Any) -> Markup:
 
 
 def element(name: str, *children: Any, **attributes: str | None) -> Markup:
-    """`<name attributes>children</name>`; `class_` is written class, `data_x` data-x."""
+    """Return `<name attributes>children</name>`.
+
+    Args:
+        name: Name of the element.
+        children: Its content, escaped unless it is `Markup`.
+        attributes: Its attributes; `class_` becomes class, `data_x` data-x, None is skipped.
+    """
     words = ''.join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
         for key, value in attributes.items()
@@ -41,7 +47,13 @@ def element(name: str, *children: Any, **attributes: str | None) -> Markup:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Iterable[int] = ()
 ) -> Markup:
-    """A table; `numeric` are the columns with numbers, which stand right."""
+    """Return a table.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells of each row.
+        numeric: Columns that are aligned to the right. Defaults to ().
+    """
     kinds = dict.fromkeys(numeric, 'n')
     cells = [element('th', name, class_=kinds.get(i), scope='col') for i, name in enumerate(head)]
     body = [
@@ -55,7 +67,11 @@ def table(
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that may stand inside a script element: no tag can be closed or opened in it."""
+    """Return JSON for a script element: it cannot open or close a tag.
+
+    Args:
+        value: A value that JSON can represent; NaN raises an error.
+    """
     text = json.dumps(value, allow_nan=False, separators=(',', ':'))
     for character in '<>&':
         text = text.replace(character, f'\\u{ord(character):04x}')

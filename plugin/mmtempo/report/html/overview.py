@@ -1,14 +1,13 @@
-"""The top of the page: which run this is, the verdict, the key figures."""
+"""The top of the page: run, verdict, key figures."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from mmtempo.report.format import MISSING, digits, duration, number, percent
+from mmtempo.report.format import MISSING, digits, duration, iterations, number, percent
 from mmtempo.report.run_log import RunLog
 from mmtempo.timing.statistics import EVEN, is_even
-from mmtempo.utils.units import counted
 
 from .markup import Markup, element, put
 
@@ -21,7 +20,7 @@ _STATUS = {
 
 
 def header(log: RunLog) -> Markup:
-    """Name, state, when, how far."""
+    """Return name, status, start, length and progress of the run."""
     summary = log.summary
     status = str(summary.get('status') or '')
     pill = element('span', _STATUS.get(status, status), class_=f'pill {_word(status)}')
@@ -42,18 +41,18 @@ def header(log: RunLog) -> Markup:
 
 
 def verdict(log: RunLog) -> Markup:
-    """What to think of it, why, and what to change."""
-    found = log.summary.get('verdict') or _own_verdict(log)
+    """Return the verdict: headline, reasons, suggested overrides."""
+    found = log.summary.get('verdict') or _minimal_verdict(log)
     changes = [change for change in found.get('change') or [] if change.get('override')]
     parts = [element('h2', found.get('headline') or 'No verdict was written', class_='headline')]
     if found.get('why'):
         parts.append(element('ul', *(element('li', reason) for reason in found['why'])))
     if changes:
-        parts.append(element('h3', 'What to change'))
+        parts.append(element('h3', 'Suggested changes'))
         parts += [_change(f'--cfg-options {c["override"]}', c.get('why')) for c in changes]
     if len(changes) > 1:
         together = ' '.join(str(change['override']) for change in changes)
-        parts.append(_change(f'--cfg-options {together}', 'All of it at once'))
+        parts.append(_change(f'--cfg-options {together}', 'All changes together'))
     return element('section', *parts, class_='card verdict')
 
 
@@ -67,22 +66,23 @@ def _change(command: str, why: Any) -> Markup:
     )
 
 
-def _own_verdict(log: RunLog) -> dict[str, Any]:
-    """For runs that were killed before they had written one: only what the figures say."""
+def _minimal_verdict(log: RunLog) -> dict[str, Any]:
+    """Return a verdict from the stalls alone, for a run that was killed before it wrote one."""
     lost = log.summary.get('lost') or {}
     causes = lost.get('by_cause') or {}
     why = []
     if causes:
         name = max(causes, key=lambda cause: number(causes[cause].get('seconds')) or 0)
         seconds = duration(causes[name].get('seconds'))
-        why.append(f'Most of it: {name}, {seconds} in {_times(causes[name].get("count"))}.')
+        count = iterations(causes[name].get('count'))
+        why.append(f'Main cause: {name}, {seconds} in {count}.')
     if number(lost.get('share')) is None:
         return dict(headline='No verdict was written', why=why)
     return dict(headline=f'{percent(lost["share"])} of the time was lost to stalls', why=why)
 
 
 def tiles(log: RunLog) -> Markup | None:
-    """The figures to remember."""
+    """Return the key figures."""
     summary, lost = log.summary, log.summary.get('lost') or {}
     variation = number(summary.get('cv'))
     p95, p99 = summary.get('p95'), summary.get('p99')
@@ -96,7 +96,7 @@ def tiles(log: RunLog) -> Markup | None:
         _tile(
             'lost to stalls',
             percent(lost.get('share')),
-            f'{duration(lost.get("seconds"))} in {_times(lost.get("count"))}',
+            f'{duration(lost.get("seconds"))} in {iterations(lost.get("count"))}',
         ),
         _tile(
             'variation',
@@ -119,18 +119,13 @@ def _evenness(variation: float | None) -> str | None:
     return f'{"even" if is_even(variation) else "uneven"} (target < {percent(EVEN)})'
 
 
-def _times(count: Any) -> str:
-    found = number(count)
-    return f'{MISSING} iterations' if found is None else counted(round(found), 'iteration')
-
-
-def _speed(name: str, iterations: Any, samples: Any) -> Markup | None:
+def _speed(name: str, it_per_s: Any, samples: Any) -> Markup | None:
     more = None if number(samples) is None else digits(samples, 'samples/s')
-    return _tile(name, digits(iterations, 'it/s'), more)
+    return _tile(name, digits(it_per_s, 'it/s'), more)
 
 
 def _tile(name: str, figure: str, more: str | None) -> Markup | None:
-    """Nothing where the figure was not measured."""
+    """Return a figure with its name, None if it was not measured."""
     if figure == MISSING:
         return None
     note = element('dd', more, class_='note') if more else None
@@ -138,10 +133,10 @@ def _tile(name: str, figure: str, more: str | None) -> Markup | None:
 
 
 def notes(log: RunLog) -> Markup | None:
-    """What these files cannot tell."""
+    """Return the limits of the log files."""
     if not log.notes:
         return None
-    title = 'What these logs cannot tell' if log.kind == 'stock' else 'About these files'
+    title = 'Limits of stock logs' if log.kind == 'stock' else 'About these files'
     return element(
         'section',
         element('h2', title),
@@ -175,7 +170,13 @@ def _word(status: str) -> str:
 
 
 def document(title: str, style: str, *body: Any) -> str:
-    """A whole page. The policy makes the browser refuse any access to the network."""
+    """Return a whole page, whose policy makes the browser refuse any access to the network.
+
+    Args:
+        title: Title of the page.
+        style: CSS.
+        body: Content, escaped unless it is `Markup`.
+    """
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
         'img-src data: blob:'

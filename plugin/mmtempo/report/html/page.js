@@ -1,5 +1,5 @@
-// Unpacks plotly.js, which lies in the page, and draws the charts; again when the colours or the
-// width change.
+// Unpack plotly.js, which is part of the page, and draw the charts. Redraw them when the color
+// scheme or the width changes.
 'use strict';
 
 (() => {
@@ -25,11 +25,11 @@
   const variable = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // Colours are written as names of CSS variables.
-  const coloured = (value, key = '') => {
-    if (Array.isArray(value)) return value.map((item) => coloured(item, key));
+  // Colors are names of CSS variables.
+  const colored = (value, key = '') => {
+    if (Array.isArray(value)) return value.map((item) => colored(item, key));
     if (value && typeof value === 'object') {
-      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v, k)]));
+      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, colored(v, k)]));
     }
     const isName = typeof value === 'string' && value.startsWith('--') && /color$/.test(key);
     return isName ? variable(value) : value;
@@ -41,7 +41,7 @@
     title: { standoff: 8, font: { size: 12, color: '--muted' }, ...(own || {}).title },
   });
 
-  const layout = (own) => coloured({
+  const layout = (own) => colored({
     autosize: true,
     paper_bgcolor: '--clear', plot_bgcolor: '--clear',
     font: { family: variable('--font'), size: 12, color: '--ink' },
@@ -69,9 +69,9 @@
       const box = document.getElementById(`chart-${chart.name}`);
       if (!box) continue;
       box.dataset.surface = variable('--surface');
-      // Of a dozen phases, a legend would take more room than the figure.
+      // On a narrow page, a legend of a dozen phases would be larger than the chart.
       const shown = chart.has_key && narrow.matches ? { showlegend: false } : {};
-      await Plotly.react(box, coloured(chart.data), layout({ ...chart.layout, ...shown }),
+      await Plotly.react(box, colored(chart.data), layout({ ...chart.layout, ...shown }),
         { ...config, ...chart.config });
     }
   };
@@ -103,7 +103,7 @@
       button.textContent = 'Copied';
       setTimeout(() => { button.textContent = 'Copy'; }, 1500);
     } catch {
-      // No clipboard here: select it, so that a key press copies it.
+      // Without a clipboard, select the text, so that a key press copies it.
       window.getSelection().selectAllChildren(button.parentElement.querySelector('code'));
     }
   });

@@ -1,4 +1,4 @@
-"""One HTML file of a run: charts and tables, no network, opens from the disk."""
+"""The HTML report of a run: one file with charts and tables that needs no network."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .chart import Chart
 from .charts import charts, colors_of
 from .markup import Markup, element, put, script_json
 
-NEEDS = 'the HTML report draws with plotly, which is not installed: pip install "mmtempo[report]"'
-_NO_SCRIPT = 'The charts need JavaScript; every table is here without it.'
+NEEDS = 'plotly, which draws the HTML report, is not installed: pip install "mmtempo[report]"'
+_NO_SCRIPT = 'The charts need JavaScript. All tables are shown without it.'
 
 
 def plotly_script() -> str:
-    """plotly.js, from the Python package that carries it."""
+    """Return the source of plotly.js from the installed plotly package."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
@@ -30,12 +30,22 @@ def plotly_script() -> str:
 
 
 def write_html(log: RunLog, path: str | os.PathLike[str]) -> Path:
-    """Write the report of a run; returns where it is."""
+    """Write the report of a run; return its path.
+
+    Args:
+        log: The run.
+        path: The HTML file to write.
+    """
     return write_whole(path, page(log, plotly_script()))
 
 
 def page(log: RunLog, script: str) -> str:
-    """The text of the page; `script` is plotly.js."""
+    """Return the text of the page.
+
+    Args:
+        log: The run.
+        script: The source of plotly.js.
+    """
     colors = colors_of(log)
     drawn = {chart.name: chart for chart in charts(log, colors)}
     body = [
@@ -52,7 +62,7 @@ def page(log: RunLog, script: str) -> str:
         _section(_box(drawn, 'recent')),
         _section(tables.stages(log)),
         _memory(log, drawn),
-        _section(tables.ranks(log), title='Across processes'),
+        _section(tables.ranks(log), title='Slowest rank'),
         _environment(log),
         overview.notes(log) if log.kind != 'stock' else None,
         _data(list(drawn.values()), script) if drawn else None,
@@ -67,8 +77,8 @@ def _stalls(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
         element('div', *(element('section', box, class_='card') for box in pair), class_='pair')
         if pair
         else None,
-        _section(periods, title='What comes back'),
-        _section(tables.changes(log), title='Changes of pace'),
+        _section(periods, title='Periodic stalls'),
+        _section(tables.changes(log), title='Changes of the usual iteration time'),
         _section(listing, title='Slow iterations'),
     )
 
@@ -96,15 +106,16 @@ def _environment(log: RunLog) -> Markup | None:
 
 
 def _section(*parts: Markup | None, title: str | None = None) -> Markup | None:
-    """A card with what there is; nothing where there is none of it."""
-    found = [part for part in parts if part]
-    if not found:
+    """Return a card with the parts that exist, None if there are none."""
+    existing = [part for part in parts if part]
+    if not existing:
         return None
-    return element('section', element('h2', title) if title else None, *found, class_='card')
+    heading = element('h2', title) if title else None
+    return element('section', heading, *existing, class_='card')
 
 
 def _box(drawn: dict[str, Chart], name: str) -> Markup | None:
-    """Where page.js draws a chart."""
+    """Return the element into which page.js draws a chart."""
     chart = drawn.get(name)
     if chart is None:
         return None
@@ -122,7 +133,7 @@ def _box(drawn: dict[str, Chart], name: str) -> Markup | None:
 
 
 def _data(found: list[Chart], script: str) -> Markup:
-    """Data of the charts, plotly.js in a third of its size, and the script that unpacks it."""
+    """Return the data of the charts, the compressed plotly.js, and the script that unpacks it."""
     data = [
         dict(name=c.name, data=c.data, layout=c.layout, config=c.config, has_key=c.has_key)
         for c in found

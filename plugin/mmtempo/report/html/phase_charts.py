@@ -1,17 +1,34 @@
-"""Figures of the phases: of the run, over time, and of the last iterations."""
+"""Charts of phases and of memory: over the run, and of the last iterations."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmtempo.report.format import duration, number, significant
 
-from .chart import Chart, Line, plain
+from .chart import Chart, Line, plain, series
 
-BEYOND = 2  # times what nearly all iterations take at most: the top of a chart of them
-SERIES = 10  # phases that are drawn on their own; the smaller ones are 'other'
+BEYOND = 2  # top of the chart of the last iterations, relative to their 95th percentile
+SERIES = 10  # phases that are drawn; smaller ones are summed as 'other'
+_GIB = 2**-30
+_SIZES = (
+    (('tree_pss',), 'all processes (PSS)', '--accent'),
+    (('tree_rss',), 'all processes (RSS)', '--accent'),
+    (('main_rss',), 'main process (RSS)', '--brown'),
+    (('swap_used',), 'swap used', '--vermilion'),
+    (('shm_used',), '/dev/shm used', '--grey'),
+    (('device', 'allocated'), 'device, allocated', '--green'),
+    (('device', 'reserved'), 'device, reserved', '--purple'),
+)
 
 
 def shares(phases: dict[str, Line], colors: dict[str, str]) -> Chart | None:
-    """One bar: where the time of the run went."""
+    """Return a stacked bar of the time of the run by phase.
+
+    Args:
+        phases: Figures of the phases, by name.
+        colors: Colors of the phases.
+    """
     if not phases:
         return None
     data = [
@@ -35,18 +52,23 @@ def shares(phases: dict[str, Line], colors: dict[str, str]) -> Chart | None:
         xaxis=dict(range=[0, 100], ticksuffix=' %', showgrid=False),
         yaxis=dict(visible=False),
     )
-    note = 'Where the wall time of the run went; the table has the same colours.'
+    note = 'Share of the wall time of the run; the table has the same colors.'
     still = dict(displayModeBar=False)
-    return Chart('shares', 'Where the time went', note, data, layout, height=96, config=still)
+    return Chart('shares', 'Time by phase', note, data, layout, height=96, config=still)
 
 
 def shares_over_time(windows: list[Line], colors: dict[str, str]) -> Chart | None:
-    """Shares of the wall time of each window, stacked."""
-    windows = _last_word([line for line in windows if line.get('phases')])
+    """Return the shares of the wall time of each window, stacked.
+
+    Args:
+        windows: Lines of log windows.
+        colors: Colors of the phases.
+    """
+    windows = _latest([line for line in windows if line.get('phases')])
     if len(windows) < 2:
         return None
     first = windows[0]
-    # A window is drawn from the end of the one before to its own; the first one has none.
+    # A window is drawn from the end of the previous one, which the first one does not have.
     windows.insert(0, dict(first, iter=first['iter'] - first['iterations']))
     names = _names(windows)
     data = []
@@ -69,12 +91,12 @@ def shares_over_time(windows: list[Line], colors: dict[str, str]) -> Chart | Non
         yaxis=dict(title=dict(text='share of wall time'), range=[0, 100], ticksuffix=' %'),
         hovermode='x unified',
     )
-    note = 'Each window, evaluations and checkpoints included.'
+    note = 'Each window, including evaluations and saves.'
     return Chart('phases', 'Phases over time', note, data, layout, height=340, has_key=True)
 
 
-def _last_word(windows: list[Line]) -> list[Line]:
-    """Without those whose iterations a resumed run has done again; stacks need rising ones."""
+def _latest(windows: list[Line]) -> list[Line]:
+    """Omit windows that a resumed run repeated: stacks need increasing iterations."""
     kept: list[Line] = []
     for line in reversed(windows):
         last = number(line.get('iter'))
@@ -86,7 +108,7 @@ def _last_word(windows: list[Line]) -> list[Line]:
 
 
 def _names(windows: list[Line]) -> list[str]:
-    """Phases with the largest sums, the largest first; the rest is 'other'."""
+    """Return the phases with the largest sums, the largest first; the rest is 'other'."""
     sums: dict[str, float] = {}
     for line in windows:
         for name, value in line['phases'].items():
@@ -96,6 +118,7 @@ def _names(windows: list[Line]) -> list[str]:
 
 
 def _share(line: Line, name: str, names: list[str]) -> float | None:
+    """Return the share of a phase in a window, in percent."""
     phases = {key: number(value) or 0.0 for key, value in line['phases'].items()}
     whole = sum(phases.values())
     if not whole:
@@ -106,7 +129,12 @@ def _share(line: Line, name: str, names: list[str]) -> float | None:
 
 
 def recent(ring: Line, colors: dict[str, str]) -> Chart | None:
-    """The last iterations, one by one."""
+    """Return the time of each of the last iterations by phase.
+
+    Args:
+        ring: The ring of a summary.
+        colors: Colors of the phases.
+    """
     names, rows = ring.get('phases') or [], ring.get('rows') or []
     if len(rows) < 2:
         return None
@@ -128,16 +156,73 @@ def recent(ring: Line, colors: dict[str, str]) -> Chart | None:
             )
     height: Line = dict(title=dict(text='milliseconds'), rangemode='tozero')
     layout = dict(xaxis=dict(title=dict(text='iteration')), yaxis=height, hovermode='x unified')
-    note = 'What each of them took, by phase. Drag to zoom in, double-click to go back.'
+    note = 'Time of each iteration by phase. Drag to zoom in, double-click to zoom out.'
     totals = sorted(sum(filter(None, map(number, row[2:]))) for row in rows)
     usual = totals[int(0.95 * (len(totals) - 1))]
     if totals[-1] > BEYOND * usual:
-        # Evaluations would leave nothing to see of all others.
+        # At the scale of an evaluation, the other iterations would be invisible.
         height['range'] = [0, significant(1e3 * BEYOND * usual, 3)]
-        note += ' What takes longest goes beyond the top: double-click once more to see it whole.'
+        note += ' The longest iterations exceed the top; double-click again to show all of them.'
     title = f'The last {len(rows)} iterations'
     return Chart('recent', title, note, data, layout, height=320, has_key=True)
 
 
 def _by_share(phases: dict[str, Line]) -> list[tuple[str, Line]]:
     return sorted(phases.items(), key=lambda entry: -(number(entry[1].get('share')) or 0))
+
+
+def memory(windows: list[Line]) -> Chart | None:
+    """Return memory and device over time: sizes in the upper part, shares in the lower one.
+
+    Args:
+        windows: Lines of log windows.
+    """
+    samples = [line['memory'] for line in windows if line.get('memory')]
+    owner = samples[-1].get('ram_of') or 'the machine' if samples else ''
+    sizes, used = [], []
+    for path, name, color in _SIZES:
+        sizes += _memory_line(windows, path, name, color, _GIB, '%{y:.2f} GiB')
+    for path, name, color in (
+        (('ram_used',), f'RAM of {plain(owner)}', '--orange'),
+        (('device', 'utilisation'), 'device busy', '--olive'),
+    ):
+        used += _memory_line(windows, path, name, color, 100, '%{y:.1f} %')
+    if not sizes and not used:
+        return None
+    layout: Line = dict(xaxis=dict(title=dict(text='iteration')), hovermode='x unified')
+    gib = dict(title=dict(text='GiB'), rangemode='tozero')
+    percent = dict(title=dict(text='in use'), range=[0, 100], ticksuffix=' %')
+    if sizes and used:
+        layout['xaxis']['anchor'] = 'y2'
+        layout.update(yaxis=dict(gib, domain=[0.42, 1]), yaxis2=dict(percent, domain=[0, 0.34]))
+        for trace in used:
+            trace['yaxis'] = 'y2'
+    else:
+        layout['yaxis'] = gib if sizes else percent
+    note = 'One sample per window.'
+    return Chart('memory', 'Memory and device', note, sizes + used, layout, height=380)
+
+
+def _memory_line(
+    windows: list[Line], path: tuple, name: str, color: str, scale: float, hover: str
+) -> list[Line]:
+    """Return the trace of a scaled value, none if it was not measured or is always 0."""
+
+    def value(line: Line) -> float | None:
+        found: Any = _with_used(line.get('memory') or {})
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        found = number(found)
+        return None if found is None else scale * found
+
+    x, y = series(windows, [value(line) for line in windows])
+    if not any(y):
+        return []
+    line = dict(color=color, width=2)
+    return [dict(x=x, y=y, name=name, mode='lines', line=line, hovertemplate=hover)]
+
+
+def _with_used(sample: Line) -> Line:
+    """Add the used part of /dev/shm: its free part would determine the scale of the chart."""
+    total, free = number(sample.get('shm_total')), number(sample.get('shm_free'))
+    return sample if total is None or free is None else dict(sample, shm_used=total - free)

@@ -1,56 +1,64 @@
-"""The tables of the page."""
+"""The tables of the page; columns without any value are omitted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from mmtempo.report import stages as stage_texts
-from mmtempo.report.format import MISSING, digits, duration, number, percent, size
+from mmtempo.report.format import (
+    MISSING,
+    digits,
+    duration,
+    number,
+    percent,
+    profile_notes,
+    profile_title,
+    size,
+)
 from mmtempo.report.run_log import RunLog
 from mmtempo.utils.units import counted
 
 from .markup import Markup, element, put, table
 
-ROWS = 200  # stalls that are listed; those of a summary are its largest ones anyway
-# How to call evidence, and how to write it; other keys are shown as they are.
+ROWS = 200  # stalls that are listed
+# Key of the evidence -> its name and format; other keys are shown as they are.
 _EVIDENCE = {
     'samples': ('samples', lambda value: ', '.join(map(str, _few(value)))),
     'files': ('files', lambda value: ', '.join(map(str, _few(value)))),
     'slowest_sample': ('slowest sample', str),
-    'sample_seconds': ('which took', duration),
-    'worker_seconds': ('the worker took', duration),
+    'sample_seconds': ('its time', duration),
+    'worker_seconds': ('time of the worker', duration),
     'waited': ('waited', duration),
     'major_faults': ('page faults from disk', str),
     'minor_faults': ('page faults', str),
     'gc_seconds': ('garbage collection', duration),
     'gc_collections': ('full collections', str),
     'system_seconds': ('CPU in the kernel', duration),
-    'user_seconds': ('CPU elsewhere', duration),
+    'user_seconds': ('CPU outside the kernel', duration),
     'swap_in': ('read from swap', size),
     'swap_out': ('written to swap', size),
-    'writeback': ('on its way to disks', size),
+    'writeback': ('being written to disks', size),
     'psi_memory': ('waiting for memory', duration),
     'psi_io': ('waiting for disks', duration),
     'psi_cpu': ('waiting for a CPU', duration),
-    'throttled': ('CPU quota took', duration),
-    'throttle': ('device slowed by', lambda value: ', '.join(map(str, _few(value)))),
+    'throttled': ('throttled by the CPU quota', duration),
+    'throttle': ('device throttled by', lambda value: ', '.join(map(str, _few(value)))),
     'shape': ('shape', lambda value: ' \N{MULTIPLICATION SIGN} '.join(map(str, _few(value)))),
 }
 _MEMORY = {
     'ram_used': ('RAM of {ram_of} in use', percent),
     'ram_total': ('RAM of {ram_of}', size),
     'tree_pss': ('all processes of the training (PSS)', size),
-    'tree_rss': ('all processes of the training (RSS: what they share counts for each)', size),
+    'tree_rss': ('all processes of the training (RSS: shared memory counts for each)', size),
     'tree_processes': ('processes of the training', str),
     'main_rss': ('main process (RSS)', size),
     'swap_used': ('swap used', size),
-    'writeback': ('on its way to disks', size),
+    'writeback': ('being written to disks', size),
     'shm_free': ('/dev/shm free', size),
     'shm_total': ('/dev/shm', size),
     'allocated': ('device: allocated', size),
     'reserved': ('device: reserved', size),
-    'memory_used': ('device: used by everybody', size),
+    'memory_used': ('device: used by all processes', size),
     'retries': ('device: allocator retries', str),
     'utilisation': ('device: busy', percent),
     'power': ('device: power', lambda value: digits(value, 'W')),
@@ -60,7 +68,12 @@ _MEMORY = {
 
 
 def phases(log: RunLog, colors: dict[str, str]) -> Markup | None:
-    """Share, seconds and quantiles of each phase."""
+    """Return share, seconds and quantiles of each phase.
+
+    Args:
+        log: The run.
+        colors: Colors of the phases.
+    """
     found = log.summary.get('phases') or {}
     device = log.summary.get('device') or {}
     iterations = number(log.summary.get('iterations'))
@@ -79,17 +92,17 @@ def phases(log: RunLog, colors: dict[str, str]) -> Markup | None:
             row.append(duration(_device_seconds(device.get(name) or {})))
         rows.append(row)
     head = ['phase', 'share', 'seconds', 'per iteration', 'p50', 'p95', 'p99']
-    return _table(head + ["by the device's clock"] * bool(device), rows)
+    return _table(head + ['device time'] * bool(device), rows)
 
 
 def _device_seconds(found: dict[str, Any]) -> float | None:
-    """Of an iteration that was measured, from its first event to its last: gaps are in it."""
+    """Return the mean device time of an iteration, gaps between its events included."""
     seconds, count = number(found.get('seconds')), number(found.get('count'))
     return seconds / count if seconds is not None and count else None
 
 
 def stages(log: RunLog) -> Markup | None:
-    """The forward pass by module."""
+    """Return the time of the forward pass by module."""
     found = log.summary.get('stages') or {}
     if 'stages' not in log.summary:
         found = next(reversed(log.of_last_run(log.stages)), {})
@@ -107,13 +120,13 @@ def stages(log: RunLog) -> Markup | None:
     if not rows:
         return None
     head = ['stage', 'type', 'share of forward', 'host time', 'device time', 'calls']
-    notes = [element('p', text, class_='note') for text in stage_texts.notes(found)]
-    title = element('h2', stage_texts.title(found))
+    notes = [element('p', text, class_='note') for text in profile_notes(found)]
+    title = element('h2', profile_title(found))
     return put(title, _table(head, rows, texts=2), *notes)
 
 
 def stalls(log: RunLog) -> Markup | None:
-    """The slow iterations that cost most."""
+    """Return the slow iterations that cost most."""
     found = log.summary.get('stalls')
     found = log.of_last_run(log.stalls) if found is None else found
     found = sorted(found, key=lambda line: -(number(line.get('lost')) or 0))[:ROWS]
@@ -129,7 +142,7 @@ def stalls(log: RunLog) -> Markup | None:
     ]
     if not rows:
         return None
-    head = ['iteration', 'lost', 'took', 'cause', 'what was seen']
+    head = ['iteration', 'lost', 'took', 'cause', 'evidence']
     return table(head, rows, numeric=(0, 1, 2))
 
 
@@ -151,7 +164,7 @@ def _evidence(found: dict[str, Any]) -> Markup | None:
 
 
 def periods(log: RunLog) -> Markup | None:
-    """What comes back every so many iterations."""
+    """Return the causes that recur with a fixed period."""
     found = log.summary.get('periods') or []
     rows = [
         [
@@ -163,17 +176,17 @@ def periods(log: RunLog) -> Markup | None:
         ]
         for period in found
     ]
-    return _table(['period', 'which is', 'cause', 'stalls', 'what it means'], rows, texts=5)
+    return _table(['period', 'equals', 'cause', 'stalls', 'description'], rows, texts=5)
 
 
 def _sentence(*parts: Any) -> Markup:
-    """What needs some room to be read: a narrow page scrolls such a table instead."""
-    found = put(*parts)
-    return element('div', found, class_='sentence') if found else found
+    """Return a text with a minimum width; a narrow page scrolls its table instead."""
+    text = put(*parts)
+    return element('div', text, class_='sentence') if text else text
 
 
 def changes(log: RunLog) -> Markup | None:
-    """Where the usual time of an iteration has changed, and why, if it is slower."""
+    """Return the changes of the usual iteration time, with the cause of slower ones."""
     rows = [
         [
             change.get('iter', MISSING),
@@ -183,28 +196,30 @@ def changes(log: RunLog) -> Markup | None:
         ]
         for change in log.summary.get('changes') or []
     ]
-    return _table(['from iteration', 'cause', 'usual before', 'usual since'], rows, texts=2)
+    return _table(
+        ['from iteration', 'cause', 'usual time before', 'usual time after'], rows, texts=2
+    )
 
 
 def memory(log: RunLog) -> Markup | None:
-    """The last sample and the extremes."""
+    """Return the last memory sample and the extremes of all."""
     found = log.summary.get('memory') or {}
     now, peak = (_flat(found.get(key) or {}) for key in ('now', 'peak'))
-    whose = now.get('ram_of') or 'the machine'
+    owner = now.get('ram_of') or 'the machine'
     busy = log.summary.get('device_busy') or {}
     rows = []
     for key, (name, show) in _MEMORY.items():
         values = [now.get(key), peak.get(key)]
         if values != [None, None]:
-            rows.append([name.format(ram_of=whose), *(_safe(show, value) for value in values)])
+            rows.append([name.format(ram_of=owner), *(_safe(show, value) for value in values)])
         if key == 'utilisation' and busy:
-            looks = counted(busy.get('looks', 0), 'look')
-            rows.append([f'{name}, mean of {looks}', percent(busy.get('mean')), MISSING])
+            readings = counted(busy.get('looks', 0), 'reading')
+            rows.append([f'{name}, mean of {readings}', percent(busy.get('mean')), MISSING])
     return _table(['', 'last', 'extreme'], rows)
 
 
 def ranks(log: RunLog) -> Markup | None:
-    """Which process was the slowest."""
+    """Return the time of the slowest rank, and which rank it was."""
     found = log.summary.get('ranks') or {}
     rows = [
         [
@@ -218,11 +233,12 @@ def ranks(log: RunLog) -> Markup | None:
         for name, entry in found.items()
         if isinstance(entry, dict)
     ]
-    head = ['seconds of an iteration', 'longest', 'rank', 'mean longest', 'usual rank', 'windows']
+    head = ['per iteration', 'slowest', 'rank', 'mean of the slowest', 'usual rank', 'windows']
     return _table(head, rows)
 
 
 def warnings(log: RunLog) -> Markup | None:
+    """Return the warnings of the last run."""
     found = log.summary.get('warnings')
     if found is None:
         found = [line.get('text') for line in log.of_last_run(log.warnings)]
@@ -232,7 +248,7 @@ def warnings(log: RunLog) -> Markup | None:
 
 
 def settings(values: dict[str, Any]) -> Markup | None:
-    """Keys and values; what is not known is left out."""
+    """Return keys and values; None is omitted."""
     rows = [
         [key.replace('_', ' '), _shown(value)]
         for key, value in _flat(values).items()
@@ -242,18 +258,25 @@ def settings(values: dict[str, Any]) -> Markup | None:
 
 
 def swatch(color: str) -> Markup:
+    """Return a square of the color of this CSS variable."""
     return element('i', class_='swatch', style=f'--c:var({color})')
 
 
 def bar(share: Any) -> Markup:
-    """A share in percent, and as a bar."""
+    """Return a share as a bar and in percent."""
     width = min(100.0, max(0.0, 100 * (number(share) or 0.0)))
     line = element('span', class_='bar', style=f'--w:{width:.1f}%')
     return put(line, element('span', percent(share), class_='share'))
 
 
 def _table(head: list[str], rows: list[list[Any]], texts: int = 1) -> Markup | None:
-    """Numbers stand right of the first columns; columns without any value are left out."""
+    """Return a table without the columns that have no value.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells of each row; without rows, there is no table.
+        texts: Number of columns with text, before those with numbers. Defaults to 1.
+    """
     if not rows:
         return None
     kept = [
@@ -266,7 +289,7 @@ def _table(head: list[str], rows: list[list[Any]], texts: int = 1) -> Markup | N
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Values of inner dicts among the others."""
+    """Replace inner dicts by their items."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
