@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
 from rich.table import Table
 
@@ -52,7 +51,6 @@ TIMERS: dict[str, dict | None] = {
 ARMS = {**TIMERS, 'no timer, again': None}
 
 
-@DATASETS.register_module()
 class _Points(torch.utils.data.Dataset):
     """Data set of small tensors."""
 
@@ -63,7 +61,6 @@ class _Points(torch.utils.data.Dataset):
         return dict(inputs=torch.full((8,), index / 64))
 
 
-@MODELS.register_module()
 class _Small(BaseModel):
     """Model whose step takes little time, so that the hooks are a large share."""
 
@@ -80,13 +77,13 @@ def _config(timer: dict | None, folder: str) -> Config:
     name = os.path.basename(folder)
     return Config(
         dict(
-            model=dict(type='_Small'),
+            model=dict(type=_Small),
             work_dir=folder,
             experiment_name=name,
             train_dataloader=dict(
                 batch_size=2,
                 num_workers=0,
-                dataset=dict(type='_Points'),
+                dataset=dict(type=_Points),
                 sampler=dict(type='InfiniteSampler', shuffle=True),
             ),
             optim_wrapper=dict(type='SparseOptimWrapper', optimizer=dict(type='SGD', lr=1e-3)),
