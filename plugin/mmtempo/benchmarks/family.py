@@ -53,7 +53,7 @@ QUICK, FULL = Plan(1, 3, 5), Plan(3, 10, 50)
 
 
 class PolicyError(RuntimeError):
-    """The training by a policy failed, so that it could not be measured."""
+    """Error of a training by a policy, which could not be measured."""
 
 
 def run_policy(config: str, policy: str, options: Sequence[str], plan: Plan) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .saved_activations import SavedActivations
 
 
 class _Finished(Exception):
-    """All iterations have been measured; ends the training."""
+    """Exception that ends the training when all iterations have been measured."""
 
 
 class Watch(Hook):

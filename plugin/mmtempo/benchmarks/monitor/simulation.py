@@ -28,7 +28,7 @@ SETTING = dict(
 
 
 class Simulation:
-    """The work of `TrainingMonitor` in each iteration, without the iterations.
+    """Recorder that does the work of `TrainingMonitor` in each iteration, without a training.
 
     Args:
         folder: Folder for the files that a training writes to its work dir.
