@@ -1,10 +1,10 @@
-"""Measure one part against its stock counterpart, side by side on this machine.
+"""Compare one part with its stock counterpart on this machine.
 
 python tools/benchmark.py splat
 python tools/benchmark.py splat --quick --json splat.json
 python tools/benchmark.py family CONFIG     # each policy of train.py --tempo, with your own config
 
-Prints the machine, the figures with their spread, and the bars; exits with 1 when one is missed.
+Prints the machine, the figures with their spread, and the bars; exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import argparse
 import os
 import sys
 
-from rich.console import Console
-
 from mmtempo.benchmarks import BENCHMARKS, PolicyError
 
 
@@ -22,18 +20,27 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('name', choices=sorted(BENCHMARKS), help='what to measure')
-    parser.add_argument('config', nargs='?', help='family: a config, instead of our mini')
-    parser.add_argument('--cfg-options', nargs='+', metavar='KEY=VALUE', help='family: as train.py')
-    parser.add_argument('--quick', action='store_true', help='fewer rounds: within a minute')
-    parser.add_argument('--json', metavar='FILE', help='also write the figures there')
+    parser.add_argument('name', choices=sorted(BENCHMARKS), help='benchmark to run')
+    parser.add_argument(
+        'config', nargs='?', help='family only: config to train (default: the mini BEV config)'
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        metavar='KEY=VALUE',
+        help='family only: config overrides, as for train.py',
+    )
+    parser.add_argument('--quick', action='store_true', help='run fewer rounds, about a minute')
+    parser.add_argument('--json', metavar='FILE', help='write the figures to FILE as well')
     args = parser.parse_args()
     if args.name != 'family' and (args.config or args.cfg_options):
-        parser.error(f'{args.name} takes no config; family does')
-    # Before minutes are spent on figures that could not be written.
+        parser.error(
+            f'config, --cfg-options: found with {args.name}, expected with family only; remove them'
+        )
+    # A measurement takes minutes, so check now that its figures can be written.
     folder = os.path.dirname(os.path.abspath(args.json or ''))
     if not os.path.isdir(folder):
-        parser.error(f'--json: the folder {folder} does not exist')
+        parser.error(f'--json: the folder {folder} does not exist; create it first')
     return args
 
 
@@ -47,10 +54,7 @@ def main() -> int:
     except PolicyError as error:
         print(f'benchmark.py: error: {error}', file=sys.stderr)
         return 2
-    report.show(Console(width=None if sys.stdout.isatty() else 140))
-    if args.json:
-        report.write(args.json)
-    return 0 if report.ok else 1
+    return report.finish(args.json)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""The policies side by side; and one training of the mini, for real."""
+"""Rounds, table and errors of the policies; and a real training of the mini config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES = dict(zip([AS_GIVEN, *POLICIES], [4, 4, 6, 4, 8, 8]))
 
 
 class Trainings:
-    """As fast as SPEED says; some cannot be run."""
+    """Fake trainings with the speeds of `SPEED`, some of which fail."""
 
     def __init__(self, broken: Sequence[str] = ()) -> None:
         self.asked: list[str] = []
@@ -36,19 +36,19 @@ class Trainings:
         )  # fmt: skip
 
 
-def test_policies_take_turns() -> None:
+def test_each_round_has_all_policies_in_random_order() -> None:
     trainings = Trainings()
     report = measure_family(False, run=trainings)
     count = len(SPEED)
     rounds = [trainings.asked[i : i + count] for i in range(0, len(trainings.asked), count)]
     assert len(rounds) == FULL.rounds
     assert all(set(one) == set(SPEED) for one in rounds)
-    assert len(set(map(tuple, rounds))) > 1, 'in another order each'
+    assert len(set(map(tuple, rounds))) > 1
     assert list(report.arms) == list(SPEED)
     assert report.arms['balanced']['n'] == FULL.rounds
 
 
-def test_the_table_names_the_machine_and_whose_figures_are_whose() -> None:
+def test_table_has_machine_and_field_notes() -> None:
     report = measure_family(True, run=Trainings())
     text = report.notes[0]
     rows = {line.split('|')[1].strip(): line for line in text.splitlines() if line.startswith('|')}
@@ -60,7 +60,7 @@ def test_the_table_names_the_machine_and_whose_figures_are_whose() -> None:
     assert widths == {len(family.HEAD) + 1}
 
 
-def test_one_that_cannot_be_run_does_not_hide_the_others() -> None:
+def test_failed_policy_does_not_hide_the_others() -> None:
     trainings = Trainings(broken=['balanced'])
     report = measure_family(False, run=trainings)
     assert 'balanced' not in report.arms
@@ -71,7 +71,7 @@ def test_one_that_cannot_be_run_does_not_hide_the_others() -> None:
 
 
 @pytest.mark.parametrize('policy', [pytest.param(AS_GIVEN, marks=pytest.mark.slow), 'grad_accum'])
-def test_a_training_is_measured(policy: str, bev_root: str, tmp_path: Any) -> None:
+def test_training_in_a_fresh_process_is_measured(policy: str, bev_root: str, tmp_path: Any) -> None:
     options = tiny_options(bev_root, tmp_path, iters=100)
     for key in ('work_dir', 'experiment_name', 'model.decode_head.num_blocks'):
         options.pop(key)
@@ -86,6 +86,6 @@ def test_a_training_is_measured(policy: str, bev_root: str, tmp_path: Any) -> No
     assert found['memory_bytes'] > 100_000
 
 
-def test_mistakes_have_a_message(tmp_path: Any) -> None:
-    with pytest.raises(PolicyError, match='no such file'):
+def test_failed_training_is_an_error_with_its_message(tmp_path: Any) -> None:
+    with pytest.raises(PolicyError, match='failed with exit code [12]: .*no such file'):
         run_policy(str(tmp_path / 'none.py'), AS_GIVEN, [], Plan(1, 3, 4))

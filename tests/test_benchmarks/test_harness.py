@@ -1,19 +1,31 @@
-"""Benchmarks measure what they say: order, counts, checks, files; on a clock made for it."""
+"""Order of rounds, statistics, checks and files of the benchmarks, on a fake clock."""
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from mmtempo.benchmarks.harness import Report, Timing, allocated_bytes, interleave, machine, ratio
+from mmtempo.benchmarks.harness import (
+    Report,
+    Timing,
+    add_columns,
+    allocated_bytes,
+    interleave,
+    machine,
+    ratio,
+    take_rounds,
+)
 
 
-def test_every_arm_runs_once_a_round_in_changing_order() -> None:
+def test_each_arm_runs_once_a_round_in_random_order() -> None:
     ran: list[str] = []
     time = [0.0]
 
@@ -47,17 +59,53 @@ def test_warm_up_does_not_count() -> None:
     assert str(Timing([0.001, 0.002, 0.003])) == '2.00 [1.50, 2.50]'
 
 
-def test_counts_what_is_allocated(capfd: pytest.CaptureFixture) -> None:
+def test_statistics_of_values_that_are_not_seconds() -> None:
+    timing = Timing([1.0, 2.0, 3.0])
+    assert timing.plain_figures() == dict(median=2.0, iqr=[1.5, 2.5], n=3)
+    assert timing.text(1) == '2.0 [1.5, 2.5]'
+    assert timing.text(0, 1e3) == '2000 [1500, 2500]'
+
+
+def test_rounds_are_in_random_order_without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr('os.sync', lambda: ran.append('sync'), raising=False)
+
+    def work(name: str) -> tuple[str, bool]:
+        ran.append(name)
+        return name, gc.isenabled()
+
+    works = {name: lambda name=name: work(name) for name in 'abc'}
+    found = take_rounds(works, 6, random.Random(0))
+    assert found == [{name: (name, False) for name in 'abc'}] * 6
+    assert gc.isenabled()
+    assert ran[::2] == ['sync'] * 18
+    orders = {tuple(ran[n + 1 : n + 6 : 2]) for n in range(0, 36, 6)}
+    assert len(orders) > 1
+    assert all(sorted(order) == ['a', 'b', 'c'] for order in orders)
+    ran.clear()
+    take_rounds(works, 1, random.Random(0), sync=False)
+    assert sorted(ran) == ['a', 'b', 'c']
+
+
+def test_failed_round_restores_garbage_collection() -> None:
+    before = gc.get_freeze_count()
+    with pytest.raises(ZeroDivisionError):
+        take_rounds(dict(fails=lambda: 1 / 0), 1, random.Random(0), sync=False)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+
+
+def test_allocations_are_counted(capfd: pytest.CaptureFixture) -> None:
     start = torch.ones(1000)
     assert allocated_bytes(lambda: None) == 0
-    # A few bytes more for the numbers that become tensors.
+    # A few more bytes for numbers that are converted to tensors.
     assert allocated_bytes(lambda: start + 1) == pytest.approx(4000, abs=50)
     assert allocated_bytes(lambda: (start + 1).mul_(2)) == pytest.approx(4000, abs=50)
     assert allocated_bytes(lambda: (start + 1) * 2) == pytest.approx(8000, abs=50)
     assert capfd.readouterr().err == ''
 
 
-def test_report_says_what_is_met_and_what_is_missed(tmp_path: Path) -> None:
+def test_report_shows_met_and_missed_bars(tmp_path: Path) -> None:
     report = Report('name', arms={'arm': dict(n=3)})
     report.at_least('times faster', 16.0, 15.0)
     report.at_most('bytes', 0.25, 0.25)
@@ -77,7 +125,29 @@ def test_report_says_what_is_met_and_what_is_missed(tmp_path: Path) -> None:
     assert content['machine']['cores'] >= 1
 
 
-def test_machine_is_named() -> None:
+@pytest.mark.parametrize(('value', 'code'), [(0, 0), (1, 1)])
+def test_exit_code_tells_whether_all_bars_are_met(
+    value: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    report = Report('name')
+    report.at_most('waits', value, 0)
+    assert report.finish(None) == code
+    assert list(tmp_path.iterdir()) == []
+    assert report.finish(str(tmp_path / 'report.json')) == code
+    assert json.loads((tmp_path / 'report.json').read_text())['checks'][0]['value'] == value
+    assert capsys.readouterr().out.count(f'waits: {value} (<= 0)') == 2
+
+
+def test_columns_are_aligned() -> None:
+    table = Table()
+    add_columns(table, ('arm', 'ms'), left=('arm',))
+    assert [(column.header, column.justify) for column in table.columns] == [
+        ('arm', 'left'),
+        ('ms', 'right'),
+    ]
+
+
+def test_machine_is_described() -> None:
     found = machine()
     assert found['torch'] == torch.__version__
     assert found['accelerator'] is None

@@ -1,4 +1,4 @@
-"""Memory of a process and its children, seen from outside."""
+"""Memory of a process and its children, measured from another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ linux = pytest.mark.skipif(
     not os.path.exists('/proc/self/smaps_rollup'), reason='needs /proc/PID/smaps_rollup'
 )
 MB = 10**6
-# A child has 20 MB of its own, and both look at the same 30 MB.
+# The child has 20 MB, and shares 30 MB with its parent.
 CHILD = f"""
 import mmap, os, sys, time
 print('something else')
@@ -37,7 +37,7 @@ print('done', flush=True)
 sys.stdin.readline()
 """
 
-# Takes 50 MB that no other process looks at.
+# Allocates 50 MB that no other process maps.
 HOLDER = f"""
 import mmap
 print('small', flush=True)
@@ -51,18 +51,18 @@ input()
 
 
 @linux
-def test_peak_counts_children_and_shares_once() -> None:
+def test_peak_includes_children_and_counts_shared_memory_once() -> None:
     found = peak_of([sys.executable, '-c', CHILD])
     assert found is not None
     size, extra = found
     assert size == 123
-    # The interpreter of the child adds a little.
+    # The interpreter of the child adds a few MB.
     assert 50 * MB <= extra < 65 * MB
 
 
 @linux
-def test_own_memory_is_seen() -> None:
-    """Not that of the tests' own process: there, 50 MB may come out of what its heap holds."""
+def test_private_memory_is_counted() -> None:
+    """In a fresh process: the heap of this one may have 50 MB of free memory."""
     with talking_to([sys.executable, '-c', HOLDER]) as (process, _):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -70,7 +70,7 @@ def test_own_memory_is_seen() -> None:
         for _ in range(2):
             assert process.stdout.readline()
             held.append(memory_of(process.pid))
-            process.stdin.write('go on\n')
+            process.stdin.write('next\n')
             process.stdin.flush()
         assert family_of(process.pid) == [process.pid]
     assert 50 * MB <= held[1] - held[0] < 55 * MB
@@ -78,11 +78,11 @@ def test_own_memory_is_seen() -> None:
 
 @linux
 @pytest.mark.parametrize('code', ['1 / 0', 'print("ready 1", flush=True); input(); 1 / 0'])
-def test_what_fails_is_told_with_its_reason(code: str) -> None:
+def test_failed_process_is_an_error_with_its_stderr(code: str) -> None:
     with pytest.raises(RuntimeError, match='ZeroDivisionError'):
         peak_of([sys.executable, '-c', code])
 
 
-def test_elsewhere_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_not_measured_where_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, '_read', lambda path: '')
     assert peak_of(['never', 'started']) is None

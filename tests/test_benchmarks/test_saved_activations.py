@@ -1,4 +1,4 @@
-"""Bytes that are kept for the backward pass, against counting by hand."""
+"""Bytes that are kept for the backward pass, compared with sums by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def net() -> nn.Sequential:
 
 
 class Checkpointing(nn.Module):
-    """Runs its body anew in the backward pass."""
+    """Module whose body is recomputed in the backward pass."""
 
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -31,28 +31,28 @@ class Checkpointing(nn.Module):
         return checkpoint(self.body, self.first(x), use_reentrant=self.use_reentrant)
 
 
-def test_counts_each_storage_once_and_no_parameters() -> None:
+def test_each_storage_counts_once_and_parameters_do_not() -> None:
     model, x = net(), torch.randn(5, 8)
     with SavedActivations(model) as saved:
         out = model(x)
-    # The input, and what is both the result of ReLU and the input of the last layer.
+    # The input, and the result of ReLU, which is the input of the last layer as well.
     assert saved.bytes == FLOAT * 5 * (8 + 16)
     with SavedActivations(model) as saved:
         model(x).square().sum()
     assert saved.bytes == FLOAT * 5 * (8 + 16 + 2)
     with SavedActivations() as saved:
         model(x)
-    # The first layer's weight is needed for the gradient of its input only, which nobody wants.
+    # The weight of the first layer is needed only for the gradient of its input, which is unused.
     assert saved.bytes == FLOAT * (5 * (8 + 16) + 16 * 2)
     assert out.grad_fn is not None
 
 
-def test_a_view_counts_as_all_that_it_keeps() -> None:
+def test_view_counts_with_its_whole_storage() -> None:
     whole = torch.randn(6, 10, requires_grad=True)
     with SavedActivations() as saved:
         parts = (whole * 2).chunk(3)
         (parts[0] * parts[1] * parts[2]).sum()
-    # The doubled whole, and the product of the first two.
+    # The doubled tensor, and the product of the first two parts.
     assert saved.bytes == FLOAT * (60 + 20)
 
 
@@ -64,14 +64,14 @@ def test_buffers_do_not_count() -> None:
 
 
 @pytest.mark.parametrize('use_reentrant', [False, True])
-def test_what_is_run_again_does_not_count(use_reentrant: bool) -> None:
+def test_recomputed_tensors_do_not_count(use_reentrant: bool) -> None:
     model, x = Checkpointing(use_reentrant), torch.randn(5, 8)
     expected = copy.deepcopy(model)
     with SavedActivations(model) as saved:
         loss = model(x).square().sum()
         forward = saved.bytes
         loss.backward()
-    # Both inputs, and what is squared.
+    # Both inputs, and the squared output.
     assert forward == FLOAT * 5 * (8 + 8 + 2)
     assert saved.bytes == forward
     with SavedActivations(expected) as plain:
@@ -81,7 +81,7 @@ def test_what_is_run_again_does_not_count(use_reentrant: bool) -> None:
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
 
 
-def test_a_backward_pass_keeps_nothing_that_counts() -> None:
+def test_tensors_kept_by_a_backward_pass_do_not_count() -> None:
     x = torch.randn(5, 8, requires_grad=True)
     with SavedActivations() as saved:
         y = x.exp().sum()
@@ -90,15 +90,15 @@ def test_a_backward_pass_keeps_nothing_that_counts() -> None:
     assert saved.bytes == before == FLOAT * 40
 
 
-def test_what_was_freed_counts_too() -> None:
+def test_released_tensors_count() -> None:
     scale = nn.Parameter(torch.ones(1000))
     with SavedActivations() as saved:
-        for _ in range(5):  # the allocator gives out the same address each time
+        for _ in range(5):  # the allocator reuses the same address
             (scale * torch.ones(1000)).sum()
     assert saved.bytes == FLOAT * 5 * 1000
 
 
-def test_nothing_lives_longer() -> None:
+def test_storages_are_not_kept_alive() -> None:
     x = torch.randn(1000, requires_grad=True)
     with SavedActivations():
         y = x.exp()
@@ -107,7 +107,7 @@ def test_nothing_lives_longer() -> None:
         assert kept.expired()
 
 
-def test_sparse_tensors() -> None:
+def test_values_and_indices_of_sparse_tensors_count() -> None:
     matrix = torch.eye(6).to_sparse()
     dense = torch.randn(6, 3, requires_grad=True)
     with SavedActivations() as saved:
@@ -122,14 +122,14 @@ def test_copies_in_half_precision_count() -> None:
     assert saved.bytes == 2 * (5 * (8 + 16) + 16 * 2)
 
 
-def test_needs_no_memory() -> None:
+def test_meta_tensors_count() -> None:
     model = nn.Linear(1 << 20, 1, device='meta')
     with SavedActivations(model) as saved:
         model(torch.empty(1 << 20, 1 << 20, device='meta'))
     assert saved.bytes == FLOAT << 40
 
 
-def test_an_error_ends_it() -> None:
+def test_error_ends_the_context() -> None:
     x = torch.randn(8, requires_grad=True)
     with pytest.raises(KeyError), SavedActivations() as saved:
         raise KeyError
@@ -137,7 +137,7 @@ def test_an_error_ends_it() -> None:
     assert saved.bytes == 0
 
 
-def test_enters_again() -> None:
+def test_context_starts_from_zero_again() -> None:
     x, saved = torch.randn(8, requires_grad=True), SavedActivations()
     for _ in range(2):
         with saved:

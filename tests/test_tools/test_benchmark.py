@@ -1,4 +1,4 @@
-"""The tool as it is called: exit codes, files, mistakes."""
+"""Exit codes, files and errors of tools/benchmark.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tool() -> ModuleType:
 
 
 @pytest.mark.parametrize(('waits', 'code'), [(0, 0), (1, 1)])
-def test_exit_code_says_whether_all_bars_are_met(
+def test_exit_code_tells_whether_all_bars_are_met(
     waits: int,
     code: int,
     tmp_path: Path,
@@ -53,10 +53,13 @@ def call(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=800)
 
 
-def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> None:
+def test_wrong_arguments_are_reported_before_the_measurement(tmp_path: Path) -> None:
     result = call('splat', '--json', str(tmp_path / 'no' / 'report.json'))
     assert result.returncode == 2
     assert f'--json: the folder {tmp_path}/no does not exist' in result.stderr
+    result = call('logger', 'config.py')
+    assert result.returncode == 2
+    assert 'config, --cfg-options: found with logger, expected with family only' in result.stderr
     result = call('splatt')
     assert result.returncode == 2
     assert 'splat' in result.stderr
@@ -65,7 +68,7 @@ def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(('name', 'checks'), [('splat', 15), ('checkpoint', 3)])
-def test_the_whole_benchmark(name: str, checks: int, tmp_path: Path) -> None:
+def test_whole_benchmark_writes_its_checks(name: str, checks: int, tmp_path: Path) -> None:
     result = call(name, '--quick', '--json', str(tmp_path / 'report.json'))
     assert result.returncode in (0, 1), result.stderr
     content = json.loads((tmp_path / 'report.json').read_text())

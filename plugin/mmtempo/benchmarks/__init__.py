@@ -1,4 +1,4 @@
-"""Benchmarks behind `tools/benchmark.py`: each measures against the stock part, side by side."""
+"""Benchmarks of `tools/benchmark.py`: each compares a part with its stock counterpart."""
 
 from __future__ import annotations
 

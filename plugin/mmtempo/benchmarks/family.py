@@ -1,4 +1,4 @@
-"""What each policy is worth on the user's own machine, with the user's own config."""
+"""Measure all policies of `train.py --tempo` with a given config on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .harness import Report, Timing
 
 AS_GIVEN = 'as given'
 CONFIG = 'configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py'
-# The table of the field notes: an RTX card with 32 GB, LSS + Swin on nuScenes. Nobody here has
-# measured it. Iterations a second, memory.
+# Iterations per second and memory as of the field notes (an RTX card with 32 GB, LSS + Swin on
+# nuScenes); they were not measured by this benchmark.
 NOTES = {
     'baseline': ('7.45', '10 GB'),
     'balanced': ('5-6', '15-18 GB'),
@@ -36,12 +36,12 @@ FIGURES = ('it_per_s', 'samples_per_s', 'cv', 'data_share', 'memory_bytes')
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """Extent of the measurement.
 
     Attributes:
-        rounds: Of all policies, in random order.
-        warm_up: Iterations of a training that do not count.
-        iterations: That do.
+        rounds: Number of rounds of all policies, each in random order.
+        warm_up: Iterations at the start of a training that do not count.
+        iterations: Iterations that count.
     """
 
     rounds: int
@@ -53,11 +53,11 @@ QUICK, FULL = Plan(1, 3, 5), Plan(3, 10, 50)
 
 
 class PolicyError(RuntimeError):
-    """A training that could not be measured."""
+    """Error of a training by a policy, which could not be measured."""
 
 
 def run_policy(config: str, policy: str, options: Sequence[str], plan: Plan) -> dict[str, Any]:
-    """Train for a few iterations, in a fresh process; returns what it has measured."""
+    """Train for a few iterations in a fresh process; return the measured figures."""
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as folder:
         command = [sys.executable, '-m', 'mmtempo.benchmarks.family_run', config]
         command += ['--work-dir', folder]
@@ -68,8 +68,11 @@ def run_policy(config: str, policy: str, options: Sequence[str], plan: Plan) -> 
             command += ['--cfg-options', *options]
         found = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     if found.returncode:
-        lines = found.stderr.strip().splitlines() or ['it said nothing']
-        raise PolicyError(f'{config} by the policy {policy!r}: {lines[-1]}')
+        lines = found.stderr.strip().splitlines() or ['no message on stderr']
+        raise PolicyError(
+            f'{config}: the training by policy {policy!r} failed with exit code '
+            f'{found.returncode}: {lines[-1]}'
+        )
     return json.loads(found.stdout.strip().splitlines()[-1])
 
 
@@ -79,13 +82,16 @@ def measure_family(
     options: Sequence[str] = (),
     run: Callable[[str, str, Sequence[str], Plan], dict[str, Any]] = run_policy,
 ) -> Report:
-    """Train by each policy, one after the other, and in turns.
+    """Train by each policy, one training at a time, interleaved.
 
     Args:
-        quick: One round of few iterations.
-        config: Of the training. Defaults to `CONFIG`.
-        options: As of --cfg-options. Defaults to ().
-        run: Measures one training. Defaults to `run_policy`.
+        quick: Whether to measure one round of few iterations.
+        config: Path of the config to train. Defaults to `CONFIG`.
+        options: Overrides of the config, as of `--cfg-options`. Defaults to ().
+        run: Function that measures one training. Defaults to `run_policy`.
+
+    Raises:
+        PolicyError: If no policy could be measured.
     """
     plan = QUICK if quick else FULL
     report = Report('family')
@@ -110,6 +116,7 @@ def measure_family(
 
 
 def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return medians and quartiles of the trainings by one policy."""
     found: dict[str, Any] = dict(n=len(rows), samples=rows[0]['samples'])
     for key in FIGURES:
         values = [row[key] for row in rows if row[key] is not None]
@@ -121,11 +128,11 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _markdown(report: Report, config: str, plan: Plan) -> str:
-    """The table, to be pasted into an issue or a README."""
+    """Return the figures as a Markdown table, for an issue or a README."""
     given = report.arms.get(AS_GIVEN, {})
     lines = [
         f'{os.path.basename(config)}, {plan.rounds} rounds of {plan.iterations} iterations, each '
-        f'in a fresh process, interleaved; medians [quartiles]. {_machine(report.machine)}',
+        f'in a fresh process, interleaved; medians [quartiles]. {_describe(report.machine)}',
         '',
         f'| {" | ".join(HEAD)} |',
         '|---' * len(HEAD) + '|',
@@ -144,23 +151,24 @@ def _markdown(report: Report, config: str, plan: Plan) -> str:
             *NOTES.get(name, ('', '')),
         ]
         lines.append(f'| {" | ".join(cells)} |')
-    what = 'peak memory of the device'
+    memory = 'peak memory of the device'
     if not report.machine['accelerator']:
-        what = 'bytes that autograd keeps of one batch for the backward pass (there is no device)'
+        memory = 'bytes that autograd keeps of one batch for the backward pass (no device found)'
     lines += [
         '',
-        f'batch: samples of an iteration, which is an update. memory: {what}. The last two columns '
-        'are those of the field notes (an RTX card, LSS + Swin on nuScenes), not measured here.',
+        f'batch: samples per iteration; each iteration is an update. memory: {memory}. notes: '
+        'field notes (an RTX card, LSS + Swin on nuScenes), not measured here.',
     ]
     return '\n'.join(lines)
 
 
-def _machine(found: dict[str, Any]) -> str:
+def _describe(found: dict[str, Any]) -> str:
     device = found['accelerator'] or 'no accelerator'
     return f'{found["cpu"]}, {found["cores"]} cores, {device}, torch {found["torch"]}.'
 
 
 def _spread(arm: dict[str, Any], key: str) -> str:
+    """Format a figure of an arm with its quartiles; '' if it was not measured."""
     if key not in arm:
         return ''
     text = f'{arm[key]:.3g}'

@@ -1,4 +1,4 @@
-"""One training of a config by one policy, in a process of its own; prints its figures as JSON.
+"""Train a config by one policy for a few iterations; print the measured figures as JSON.
 
 python -m mmtempo.benchmarks.family_run CONFIG --tempo balanced --work-dir FOLDER
 """
@@ -22,19 +22,21 @@ from mmtempo.policies.workload import Workload
 from .saved_activations import SavedActivations
 
 
-class _Enough(Exception):
-    """All iterations have been seen."""
+class _Finished(Exception):
+    """Exception that ends the training when all iterations have been measured."""
 
 
 class Watch(Hook):
-    """Times of iterations and of the waits for their batches, and the memory of one of them.
+    """Hook that measures iterations, the waits for their batches, and memory.
+
+    Without CUDA, memory is measured in the last but one iteration of the warm-up.
 
     Args:
-        warm_up: Iterations that do not count; in the last of them memory is looked at.
-        iterations: That do.
+        warm_up: Iterations at the start that do not count.
+        iterations: Iterations that count.
     """
 
-    priority = 'LOWEST'  # what the other hooks take belongs to the iteration
+    priority = 'LOWEST'  # the time of all other hooks belongs to the iteration
 
     def __init__(self, warm_up: int, iterations: int) -> None:
         self.warm_up, self.iterations = warm_up, iterations
@@ -48,7 +50,7 @@ class Watch(Hook):
         return len(self.ends) > 0
 
     def before(self, runner: Any) -> None:
-        """The batch is there, and no hook was called yet."""
+        """Add up the wait for a batch; called when the batch is loaded, before all other hooks."""
         if self.is_measuring:
             self.waited += time.perf_counter() - self.ends[-1]
         elif runner.iter == self.warm_up - 2 and not torch.cuda.is_available():
@@ -67,10 +69,14 @@ class Watch(Hook):
         if done >= self.warm_up:
             self.ends.append(time.perf_counter())
         if done == self.warm_up + self.iterations:
-            raise _Enough
+            raise _Finished
 
     def figures(self, samples: int | None) -> dict[str, Any]:
-        """What has been measured."""
+        """Return the measured figures.
+
+        Args:
+            samples: Number of samples of an iteration; None if it is unknown.
+        """
         times = torch.tensor(self.ends, dtype=torch.float64).diff()
         seconds = float(times.sum())
         is_cuda = torch.cuda.is_available()
@@ -86,7 +92,11 @@ class Watch(Hook):
 
 
 class First(Hook):
-    """Calls the watch before all other hooks."""
+    """Hook that calls `Watch.before` ahead of all other hooks.
+
+    Args:
+        watch: The hook to call.
+    """
 
     priority = 'HIGHEST'
 
@@ -98,13 +108,13 @@ class First(Hook):
 
 
 def _synchronize() -> None:
-    """Both ends of the window are the device's as well."""
+    """Wait for the device, so that the measured time includes its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def configure(args: argparse.Namespace) -> Config:
-    """The config by the policy, without what takes time and is not the training's."""
+    """Load the config with its policy, without evaluation, checkpoints and log lines."""
     cfg = launch.load_config(args)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
@@ -119,15 +129,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     launch.add_common_arguments(parser)
     launch.add_overlays(parser)
-    parser.add_argument('--warm-up', type=int, default=10)
-    parser.add_argument('--iterations', type=int, default=50)
+    parser.add_argument(
+        '--warm-up', type=int, default=10, help='number of iterations that do not count'
+    )
+    parser.add_argument(
+        '--iterations', type=int, default=50, help='number of iterations that count'
+    )
     args = parser.parse_args()
     cfg = configure(args)
     runner = launch.build_runner(cfg)
     watch = Watch(args.warm_up, args.iterations)
     runner.register_hook(watch)
     runner.register_hook(First(watch))
-    with contextlib.suppress(_Enough):
+    with contextlib.suppress(_Finished):
         runner.train()
     print(json.dumps(watch.figures(Workload.of(cfg).of_iteration)))
     return 0

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved timing, counts, checks, and the report."""
+"""Parts that all benchmarks share: interleaved rounds, statistics, checks and the report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from mmtempo.system.machine import machine
 
 @dataclass
 class Timing:
-    """Seconds of each round, in order."""
+    """Values of one arm, one for each round.
+
+    Attributes:
+        seconds: Seconds in the order of the rounds; other units where a caller says so.
+    """
 
     seconds: list[float]
 
@@ -38,59 +43,106 @@ class Timing:
         return low, high
 
     def figures(self) -> dict[str, Any]:
+        """Return the statistics of seconds, in milliseconds, for the JSON file."""
         low, high = self.quartiles
         return dict(
             median_ms=1e3 * self.median, iqr_ms=[1e3 * low, 1e3 * high], n=len(self.seconds)
         )
 
+    def plain_figures(self) -> dict[str, Any]:
+        """Return the statistics of values that are not seconds, for the JSON file."""
+        return dict(median=self.median, iqr=list(self.quartiles), n=len(self.seconds))
+
+    def text(self, digits: int, scale: float = 1.0) -> str:
+        """Format median and quartiles as '1.5 [1.2, 1.9]'.
+
+        Args:
+            digits: Digits after the decimal point.
+            scale: Factor of all values, such as 1000 for milliseconds. Defaults to 1.0.
+        """
+        values = [scale * value for value in (self.median, *self.quartiles)]
+        middle, low, high = (f'{value:.{digits}f}' for value in values)
+        return f'{middle} [{low}, {high}]'
+
     def __str__(self) -> str:
-        low, high = self.quartiles
-        return f'{1e3 * self.median:.2f} [{1e3 * low:.2f}, {1e3 * high:.2f}]'
+        """Format seconds as milliseconds."""
+        return self.text(2, 1e3)
 
 
 def ratio(slow: Timing, fast: Timing) -> Timing:
-    """How many times slower, round by round."""
+    """Return the ratio of two arms for each round."""
     return Timing([a / b for a, b in zip(slow.seconds, fast.seconds)])
 
 
+def take_rounds(
+    works: Mapping[str, Callable[[], Any]], rounds: int, order: random.Random, sync: bool = True
+) -> list[dict[str, Any]]:
+    """Call each work once a round, in random order, with garbage collection disabled.
+
+    Args:
+        works: Functions by name.
+        rounds: Number of rounds.
+        order: Source of the random order.
+        sync: Whether to sync the disks before each call, so that no work pays for the writes of
+            another. Defaults to True.
+
+    Returns:
+        What each work returned, by name, for each round.
+    """
+    names, taken = list(works), []
+    gc.collect()
+    gc.freeze()  # existing objects need not be traversed by each collection below
+    try:
+        for _ in range(rounds):
+            order.shuffle(names)
+            results = {}
+            for name in names:
+                if sync and hasattr(os, 'sync'):
+                    os.sync()
+                # Garbage of one work must not be collected in the time of another.
+                gc.collect()
+                gc.disable()
+                results[name] = works[name]()
+                gc.enable()
+            taken.append({name: results[name] for name in works})
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return taken
+
+
 def interleave(
-    arms: dict[str, Callable[[], Any]],
+    arms: Mapping[str, Callable[[], Any]],
     rounds: int,
     warm_up: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Run each arm once a round, in random order; the first rounds do not count."""
-    shuffled = random.Random(0)
-    names = list(arms)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    gc.collect()
-    gc.freeze()  # what is there already need not be looked through again and again
-    try:
-        for number in range(warm_up + rounds):
-            shuffled.shuffle(names)
-            for name in names:
-                # What one arm left behind is not collected in another one's time.
-                gc.collect()
-                gc.disable()
-                start = clock()
-                arms[name]()
-                took = clock() - start
-                gc.enable()
-                if number >= warm_up:
-                    seconds[name].append(took)
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    return {name: Timing(values) for name, values in seconds.items()}
+    """Time each arm once a round, in random order.
+
+    Args:
+        arms: Functions by name.
+        rounds: Number of rounds that count.
+        warm_up: Number of rounds before them that do not count. Defaults to 2.
+        clock: Function that returns seconds. Defaults to `time.perf_counter`.
+    """
+
+    def timed(arm: Callable[[], Any]) -> float:
+        start = clock()
+        arm()
+        return clock() - start
+
+    works = {name: partial(timed, arm) for name, arm in arms.items()}
+    taken = take_rounds(works, warm_up + rounds, random.Random(0), sync=False)[warm_up:]
+    return {name: Timing([each[name] for each in taken]) for name in arms}
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's profiler from writing its own start and stop to the terminal."""
+def _without_stderr() -> Iterator[None]:
+    """Redirect file descriptor 2 to the null device: torch's profiler writes to it directly."""
     sys.stderr.flush()
     terminal = os.dup(2)
-    with open(os.devnull, 'wb') as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    with open(os.devnull, 'wb') as null:
+        os.dup2(null.fileno(), 2)
     try:
         yield
     finally:
@@ -99,17 +151,30 @@ def _quiet() -> Iterator[None]:
 
 
 def allocated_bytes(work: Callable[[], Any]) -> int:
-    """Sum of all that `work` asks the CPU allocator for, temporaries of operators included."""
+    """Return the sum of all CPU allocations of `work`, temporaries of operators included."""
     cpu = [torch.profiler.ProfilerActivity.CPU]
-    with _quiet(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+    with _without_stderr(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         work()
     events = profile.profiler.kineto_results.events()
     return sum(max(event.nbytes(), 0) for event in events if event.name() == '[memory]')
 
 
+def add_columns(table: Table, names: Iterable[str], left: Iterable[str] = ()) -> None:
+    """Add columns to a table.
+
+    Args:
+        table: The table.
+        names: Names of the columns, in order.
+        left: Names of the columns that are aligned left; others are aligned right.
+            Defaults to ().
+    """
+    for name in names:
+        table.add_column(name, justify='left' if name in left else 'right')
+
+
 @dataclass
 class Check:
-    """A bar, and whether it is met."""
+    """A measured value and its bar."""
 
     name: str
     value: float
@@ -129,7 +194,7 @@ class Check:
 
 @dataclass
 class Report:
-    """Figures of all arms, and the checks on them."""
+    """Figures of all arms, and the checks of them."""
 
     benchmark: str
     machine: dict[str, Any] = field(default_factory=machine)
@@ -143,13 +208,15 @@ class Report:
         return all(check.ok for check in self.checks)
 
     def at_least(self, name: str, value: float, limit: float) -> None:
+        """Add a check with a lower bar."""
         self.checks.append(Check(name, value, limit, at_least=True))
 
     def at_most(self, name: str, value: float, limit: float) -> None:
+        """Add a check with an upper bar."""
         self.checks.append(Check(name, value, limit, at_least=False))
 
     def show(self, console: Console) -> None:
-        """Print everything a reader needs to judge the figures."""
+        """Print machine, tables, notes and checks."""
         found = self.machine
         console.print(
             f'{self.benchmark}: {found["cpu"]}, {found["cores"]} cores, '
@@ -170,3 +237,14 @@ class Report:
             checks=[dict(name=c.name, value=c.value, limit=c.limit, ok=c.ok) for c in self.checks],
         )
         Path(path).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+
+    def finish(self, path: str | None) -> int:
+        """Print the report; return the exit code of the program: 1 if a bar is missed, else 0.
+
+        Args:
+            path: Path of a JSON file for the figures; None writes no file.
+        """
+        self.show(Console(width=None if sys.stdout.isatty() else 140))
+        if path:
+            self.write(path)
+        return 0 if self.ok else 1

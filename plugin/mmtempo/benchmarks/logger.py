@@ -1,4 +1,4 @@
-"""What logging costs an iteration, stock against ours, as the history grows."""
+"""Measure the cost of logging per iteration as the history grows, stock against ours."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rich.table import Table
 
 from mmtempo.hooks import SparseLoggerHook, SparseRuntimeInfoHook
 
-from .harness import Report, Timing, interleave, ratio
+from .harness import Report, Timing, add_columns, interleave, ratio
 
-# The bars of the issue that asked for this benchmark.
+# Bars.
 MIN_SPEEDUP_AT_200K = 50.0
 MAX_GROWTH_1K_TO_1M = 1.2
 INTERVAL = 50
 SCALARS = 8
 SIZES = {'1k': 1_000, '20k': 20_000, '200k': 200_000, '1M': 1_000_000}
-# Ours is too fast for one window to be timed well.
+# Windows of one run: a single window of ours is too short for the clock.
 WINDOWS = dict(stock=1, ours=20)
 
 
 class _Loop:
-    """As much of a loop and its loader as logging looks at."""
+    """The attributes of a loop that logging reads."""
 
     max_epochs, epoch, val_interval = 1, 0, 0
 
@@ -42,6 +42,8 @@ class _Loop:
 
 
 class _Loader:
+    """The attributes of a loader that logging reads."""
+
     dataset = SimpleNamespace()
 
     def __len__(self) -> int:
@@ -50,7 +52,7 @@ class _Loader:
 
 @dataclass
 class _Runner:
-    """A runner's parts that the hooks use; hub, log processor and hooks are real."""
+    """The attributes of a runner that the hooks use; hub, log processor and hooks are real."""
 
     message_hub: MessageHub
     log_processor: LogProcessor
@@ -78,7 +80,12 @@ class _Runner:
 
 
 class Arm:
-    """The hooks of one arm, with the history of so many iterations behind them."""
+    """The hooks of one arm, and the history of past iterations.
+
+    Args:
+        name: 'stock' or 'ours'.
+        iterations: Number of past iterations.
+    """
 
     def __init__(self, name: str, iterations: int) -> None:
         hub = MessageHub(f'{name}-{iterations}')
@@ -96,7 +103,7 @@ class Arm:
             hooks = [SparseRuntimeInfoHook(), *hooks, logger]
         self.windows = WINDOWS[name]
         wrapper = SimpleNamespace(get_lr=lambda: dict(lr=[1e-4]))
-        # Log points fall where they would.
+        # A multiple of the interval, so that windows end at log points.
         loop = _Loop(iterations // INTERVAL * INTERVAL)
         self.runner = _Runner(hub, LogProcessor(by_epoch=False), loop, wrapper, hooks)
         for hook in hooks:
@@ -104,7 +111,7 @@ class Arm:
             hook.before_train_epoch(self.runner)
 
     def run(self) -> None:
-        """Windows of iterations, each with its log line at the end."""
+        """Run the hooks of some windows of iterations, each with its log line at the end."""
         runner = self.runner
         for _ in range(self.windows * INTERVAL):
             index = runner.iter
@@ -115,22 +122,23 @@ class Arm:
             runner.train_loop.iter += 1
 
     def microseconds(self, timing: Timing) -> Timing:
-        """An iteration's, as the timing's unit is a run."""
+        """Convert seconds of a run to microseconds of an iteration."""
         return Timing([1e6 * seconds / self.windows / INTERVAL for seconds in timing.seconds])
 
     def history_bytes(self) -> int:
-        """What a checkpoint holds of the history."""
+        """Return the bytes of the history in a checkpoint."""
         scalars = self.runner.message_hub.state_dict()['log_scalars']
         return sum(array.nbytes for history in scalars.values() for array in history.data)
 
     def checkpoint_bytes(self) -> int:
+        """Return the bytes that the message hub takes in a checkpoint."""
         file = io.BytesIO()
         torch.save(self.runner.message_hub.state_dict(), file, pickle_module=pickle)
         return file.tell()
 
 
 def measure_logger(quick: bool) -> Report:
-    """Time all arms at all lengths of history, interleaved; then weigh a checkpoint's share."""
+    """Time all arms with all lengths of history; measure the history in a checkpoint."""
     report = Report('logger')
     arms = {
         (name, size): Arm(name, iterations)
@@ -141,8 +149,8 @@ def measure_logger(quick: bool) -> Report:
     timings = interleave(works, rounds=5 if quick else 25)
     times = {key: arm.microseconds(timings[' '.join(key)]) for key, arm in arms.items()}
     table = Table(title=f'an iteration of {SCALARS} scalars, a line every {INTERVAL}')
-    for column in ('history', 'stock us', 'ours us', 'ratio', 'in a checkpoint: stock', 'ours'):
-        table.add_column(column, justify='right')
+    columns = ('history', 'stock us', 'ours us', 'ratio', 'in a checkpoint: stock', 'ours')
+    add_columns(table, columns)
     for size in SIZES:
         stock, ours = times['stock', size], times['ours', size]
         faster = ratio(stock, ours)
@@ -151,12 +159,14 @@ def measure_logger(quick: bool) -> Report:
             figures = _figures(times[name, size])
             report.arms[f'{name} {size}'] = dict(figures, checkpoint_bytes=weight)
         table.add_row(
-            size, _show(stock), _show(ours), _show(faster), *(f'{weight:,} B' for weight in weights)
+            size,
+            *(timing.text(1) for timing in (stock, ours, faster)),
+            *(f'{weight:,} B' for weight in weights),
         )
     report.tables.append(table)
     report.notes.append(
-        'runtime-info, timer and logger hook with hub and log processor; a log line is formatted, '
-        'but not printed'
+        'measured: hooks for runtime info, timer and logger, with message hub and log processor; '
+        'log lines are formatted, but not printed'
     )
     speedup = ratio(times['stock', '200k'], times['ours', '200k']).median
     report.at_least('times cheaper at 200k', speedup, MIN_SPEEDUP_AT_200K)
@@ -170,8 +180,3 @@ def measure_logger(quick: bool) -> Report:
 def _figures(timing: Timing) -> dict[str, Any]:
     low, high = timing.quartiles
     return dict(median_us=timing.median, iqr_us=[low, high], n=len(timing.seconds))
-
-
-def _show(timing: Timing) -> str:
-    low, high = timing.quartiles
-    return f'{timing.median:.1f} [{low:.1f}, {high:.1f}]'

@@ -1,4 +1,4 @@
-"""How much memory a process and its children have, seen from outside."""
+"""Memory of a process and its children, measured from another process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 
-# In kB. Shared pages count in parts, so that a sum is right; mapped files are the page cache's.
+# In kB. Pss counts a shared page in parts, so that a sum over processes is right. Mapped files are
+# left out: they are in the page cache.
 _FIELDS = re.compile(r'^Pss_(?:Anon|Shmem):\s+(\d+) kB', re.MULTILINE)
 
 
 def family_of(pid: int) -> list[int]:
-    """The process, its children, theirs, and so on."""
+    """Return the ids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir('/proc'):
         if name.isdigit():
@@ -30,23 +31,27 @@ def family_of(pid: int) -> list[int]:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that the process and its children hold, memory shared by them counted once.
+    """Return the bytes of a process and its children, with shared memory counted once.
 
-    The parent is looked at last: what a child maps meanwhile goes from the parent's count to its
-    own, and would be in both.
+    The parent is read last: a page that a child maps between two reads moves from the parent's
+    count to the child's, and would be counted in both.
     """
-    children = sum(map(_own, family_of(pid)[1:]))
-    return children + _own(pid)
+    children = sum(map(_memory_of_one, family_of(pid)[1:]))
+    return children + _memory_of_one(pid)
 
 
-def _own(pid: int) -> int:
+def _memory_of_one(pid: int) -> int:
     return 1024 * sum(map(int, _FIELDS.findall(_read(f'/proc/{pid}/smaps_rollup'))))
 
 
 def peak_of(command: list[str]) -> tuple[int, int] | None:
-    """What a process says that it has, and the bytes that it has in addition at most; Linux only.
+    """Return the number that a process reports, and the peak of its additional bytes.
 
-    It prints `ready` and a number, waits for a line, works, prints `done` and waits once more.
+    The process prints `ready` and a number, waits for a line, works, prints `done` and waits for
+    another line.
+
+    Returns:
+        The number and the bytes; None on systems other than Linux.
     """
     if not _FIELDS.search(_read('/proc/self/smaps_rollup')):
         return None
@@ -74,7 +79,10 @@ def peak_of(command: list[str]) -> tuple[int, int] | None:
 def talking_to(
     command: list[str],
 ) -> Iterator[tuple[subprocess.Popen[str], Callable[[], RuntimeError]]]:
-    """A process that is asked and answers by lines, and what to raise where it fails."""
+    """Start a process with pipes for lines; yield it and a function that makes its error.
+
+    The function waits for the end of the process, and returns an error with its stderr.
+    """
     with (
         tempfile.TemporaryFile('w+') as errors,
         subprocess.Popen(
@@ -91,7 +99,7 @@ def talking_to(
 
 
 def _read(path: str) -> str:
-    """Nothing, where the process has ended or is somebody else's."""
+    """Return the text of a file; '' if it is gone with its process, or not readable."""
     try:
         with open(path, encoding='utf-8', errors='replace') as file:
             return file.read()

@@ -1,4 +1,4 @@
-"""How long a resumed training waits for its first batch: stock's way and ours."""
+"""Measure how long a resumed training waits for its first batch, stock against ours."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from rich.table import Table
 
-from mmtempo.benchmarks.checkpoint.measure import take_rounds
 from mmtempo.benchmarks.loader.pictures import write_pictures
 from mmtempo.benchmarks.loader.rounds import as_in_training
 from mmtempo.loaders import StreamPosition, build_prefetch_dataloader, stack_collate
 
-from .harness import Report, Timing, ratio
+from .harness import Report, Timing, add_columns, ratio, take_rounds
 from .side_effects import measure_side_effects
 
-# The bars of the issue that asked for this benchmark.
+# Bars, and the number of plain batches that they compare with.
 PLAIN = 20
 MAX_TO_PLAIN = 1.0
 MAX_TO_STOCK = 1.0
 BAR_AT = '100k'
 AT = {'1k': 1_000, '10k': 10_000, '100k': 100_000}
-# Before mmengine could skip, all batches up to there were made; more would take minutes.
+# Older mmengine loads all batches before the iteration; more of them would take minutes.
 MADE_AT_MOST = {'mini': 1_000, 'nuScenes': 0}
 MADE_ROUNDS = 2
 BATCH, WORKERS, SEED = 4, 2, 0
-# As many samples as nuScenes has.
+# Samples of nuScenes.
 SAMPLES = 28_130
-# Batches after the first one that do not count as plain: workers find their rhythm.
+# Batches after the first that do not count as plain, until the workers run steadily.
 LEAD = 5
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """Extent of the measurement.
 
     Attributes:
-        pictures: How many; samples are these again and again.
-        at: Of `AT`.
-        rounds: That count.
+        pictures: Number of images; the samples repeat them.
+        at: Keys of `AT`.
+        rounds: Number of rounds that count.
     """
 
     pictures: int
@@ -53,7 +52,7 @@ class Plan:
     rounds: int
 
 
-# Width and height of the pictures, and of what is made of them: as in the configurations.
+# Width and height of the images and of the resized images, as in the configs.
 WORKLOADS = {'mini': ((800, 450), (400, 224)), 'nuScenes': ((1600, 900), (800, 600))}
 QUICK = Plan(16, ['1k', '100k'], 5)
 FULL = Plan(64, list(AT), 15)
@@ -61,11 +60,11 @@ FULL = Plan(64, list(AT), 15)
 
 @dataclass(frozen=True)
 class Resumed:
-    """Seconds after a resume.
+    """Times of one resume.
 
     Attributes:
-        first: To the first batch.
-        plain: For `PLAIN` more, a little later.
+        first: Seconds until the first batch.
+        plain: Seconds of `PLAIN` later batches, after `LEAD` others.
     """
 
     first: float
@@ -73,12 +72,12 @@ class Resumed:
 
 
 def stock_can_skip() -> bool:
-    """Whether the installed mmengine advances the sampler instead of making batches."""
+    """Return whether the installed mmengine advances the sampler instead of loading batches."""
     return hasattr(_InfiniteDataloaderIterator, 'skip_iter')
 
 
 def resume_stock(config: dict, iteration: int) -> Resumed:
-    """As `IterBasedTrainLoop.run` does it; the loader is there, as it is in a loop."""
+    """Resume as `IterBasedTrainLoop.run` does, whose loader has been built before."""
     batches = _InfiniteDataloaderIterator(Runner.build_dataloader(config, seed=SEED))
 
     def advance() -> None:
@@ -91,17 +90,17 @@ def resume_stock(config: dict, iteration: int) -> Resumed:
     try:
         return _time(advance, partial(next, batches))
     finally:
-        batches._iterator = None  # which ends the workers
+        batches._iterator = None  # ends the workers
 
 
 def resume_ours(config: dict, iteration: int) -> Resumed:
-    """As `PrefetchIterBasedTrainLoop.run` does it."""
-    cfg = {**config, 'collate_fn': stack_collate}  # as for mmseg's models
+    """Resume as `PrefetchIterBasedTrainLoop.run` does."""
+    cfg = {**config, 'collate_fn': stack_collate}  # as for models of mmseg
     loader = build_prefetch_dataloader(cfg, seed=SEED, endless=True)
-    loader.start_early()  # as the loop's constructor does, and that of mmengine 0.10
-    place = StreamPosition(0, iteration, iteration * BATCH)
+    loader.start_early()  # as the constructors of our loop and of mmengine 0.10's do
+    position = StreamPosition(0, iteration, iteration * BATCH)
     try:
-        return _time(partial(loader.seek, place), loader.take)
+        return _time(partial(loader.seek, position), loader.take)
     finally:
         loader.close()
 
@@ -123,12 +122,12 @@ def _time(advance: Callable[[], Any], take: Callable[[], Any]) -> Resumed:
 
 
 def is_measured(workload: str, name: str, iteration: int) -> bool:
-    """Whether it takes less than minutes."""
+    """Return whether an arm can be measured at an iteration within seconds."""
     return name == 'ours' or stock_can_skip() or iteration <= MADE_AT_MOST[workload]
 
 
 def measure_resume(quick: bool) -> Report:
-    """Resume with both at all iterations, interleaved."""
+    """Time resumes of both arms at all iterations, interleaved."""
     plan = QUICK if quick else FULL
     with as_in_training():
         report = Report('resume')
@@ -138,10 +137,11 @@ def measure_resume(quick: bool) -> Report:
                 _tell(report, plan, workload, _measure(plan, workload, root))
     measure_side_effects(report, ['nothing', 'resume'], ['resume'], quick)
     report.notes.append(
-        "from the start of the loop's resume to the first batch; loops have been built, in which "
-        'ours and that of mmengine 0.10 start their workers, and that of onedl-mmengine does not; '
-        f'{SAMPLES:,} samples ({plan.pictures} pictures again and again), batches of {BATCH}. '
-        'Plain: of the same loader, when it runs. Medians [quartiles]; ratios round by round'
+        "first batch: from the start of the loop's resume to the first batch, without building "
+        'the loop (our loop and that of mmengine 0.10 start their workers when they are built, '
+        f'that of onedl-mmengine does not). {SAMPLES:,} samples (repeats of {plan.pictures} '
+        f'images), batches of {BATCH}. plain: batches of the same loader while it runs. '
+        'Medians [quartiles]; ratios of each round'
     )
     return report
 
@@ -161,12 +161,18 @@ def _measure(plan: Plan, workload: str, root: str) -> dict[str, list[Resumed]]:
 
 
 def by_name(rounds: list[dict[str, Resumed]]) -> dict[str, list[Resumed]]:
-    """What each arm took, round by round."""
+    """Return the times of each arm in the order of the rounds."""
     return {name: [each[name] for each in rounds] for name in rounds[0]} if rounds else {}
 
 
 def dataloader_config(root: str, pictures: int, scale: tuple[int, int]) -> dict:
-    """A BEV training's."""
+    """Return the dataloader config of a BEV training.
+
+    Args:
+        root: Folder that `write_pictures` has filled.
+        pictures: Number of images in it.
+        scale: Width and height of the resized images.
+    """
     pipeline = [
         dict(type='LoadCameraImage'),
         dict(type='LoadBEVAnnotation'),
@@ -191,8 +197,8 @@ def dataloader_config(root: str, pictures: int, scale: tuple[int, int]) -> dict:
 def _tell(report: Report, plan: Plan, workload: str, found: dict[str, list[Resumed]]) -> None:
     width, height = WORKLOADS[workload][0]
     table = Table(title=f'{workload}, {width} x {height}: after a resume, {WORKERS} workers; ms')
-    for column in ('iteration', 'loader', 'first batch', f'{PLAIN} plain batches', 'ratio'):
-        table.add_column(column, justify='left' if column == 'loader' else 'right')
+    columns = ('iteration', 'loader', 'first batch', f'{PLAIN} plain batches', 'ratio')
+    add_columns(table, columns, left=('loader',))
     firsts = {name: Timing([each.first for each in rounds]) for name, rounds in found.items()}
     ratios: dict[str, Timing] = {}
     for at in plan.at:
@@ -206,24 +212,15 @@ def _tell(report: Report, plan: Plan, workload: str, found: dict[str, list[Resum
             report.arms[f'{workload}, {title}'] = dict(
                 first=firsts[title].figures(),
                 plain=plain.figures(),
-                to_plain=_figures(ratios[title]),
+                to_plain=ratios[title].plain_figures(),
             )
-            table.add_row(at, name, str(firsts[title]), str(plain), _show(ratios[title]))
+            table.add_row(at, name, str(firsts[title]), str(plain), ratios[title].text(2))
         table.add_section()
     report.tables.append(table)
     ours, stock, bar = f'ours {BAR_AT}', f'stock {BAR_AT}', f'{workload}, {BAR_AT}: first batch'
     report.at_most(f'{bar}, x {PLAIN} plain ones', ratios[ours].median, MAX_TO_PLAIN)
     if stock in firsts:
         less = ratio(firsts[ours], firsts[stock])
-        report.arms[f'{workload}, {ours}']['to_stock'] = _figures(less)
-        report.notes.append(f'{bar}, x stock {_show(less)}')
+        report.arms[f'{workload}, {ours}']['to_stock'] = less.plain_figures()
+        report.notes.append(f'{bar}, x stock {less.text(2)}')
         report.at_most(f'{bar}, x stock', less.median, MAX_TO_STOCK)
-
-
-def _figures(timing: Timing) -> dict[str, Any]:
-    return dict(median=timing.median, iqr=list(timing.quartiles), n=len(timing.seconds))
-
-
-def _show(timing: Timing) -> str:
-    low, high = timing.quartiles
-    return f'{timing.median:.2f} [{low:.2f}, {high:.2f}]'

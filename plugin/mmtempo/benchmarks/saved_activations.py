@@ -1,4 +1,4 @@
-"""How many bytes autograd keeps for the backward pass."""
+"""Count the bytes that autograd keeps for the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class SavedActivations:
-    """Context manager that counts what a forward pass keeps for the backward pass.
+    """Context manager that counts the bytes that a forward pass keeps for the backward pass.
 
     It needs no device and no allocator, so that two configs can be compared on any machine::
 
@@ -19,28 +19,28 @@ class SavedActivations:
             loss = model(batch)
         print(saved.bytes)
 
-    - A storage counts once, as a whole, however many views of it are kept.
-    - Parameters and buffers of the model don't count: they are there anyway. Their copies in
-      half precision, which autocast makes, do, and so does the batch where an operation keeps it.
-    - Of what is checkpointed only the inputs count. What is computed again in the backward pass,
-      and whatever else that pass keeps, does not, whether it runs inside or behind the context.
-    - What a forward pass keeps and lets go of again counts as well. So does what it frees and
-      makes anew at the same address.
+    - A storage counts once and completely, however many views of it are kept.
+    - Parameters and buffers of the model do not count, since they exist anyway. Their copies in
+      half precision, which autocast makes, count, and so does the batch if an operation keeps it.
+    - Only the inputs of a checkpointed part count. Tensors that a backward pass recomputes or keeps
+      do not count, whether it runs inside the context or later.
+    - Tensors that the forward pass keeps and releases again count as well; so does a new storage at
+      the address of a released one.
 
-    Autograd looks less closely meanwhile: what is kept and then changed in place is not reported
-    as an error. One thread is counted.
+    Inside the context autograd does not report an error if a kept tensor is changed in place. Only
+    the thread that enters the context is counted.
 
     Args:
-        model: Whose parameters and buffers don't count. Defaults to None.
+        model: Model whose parameters and buffers do not count. Defaults to None.
 
     Attributes:
-        bytes: So many, since the context was last entered.
+        bytes: Bytes kept since the context was last entered.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.bytes = 0
         self._model = model
-        # Weak: nothing lives longer. And no storage gets the address of one that is referred to.
+        # Weak references prolong no storage's life, but keep its address from being reused.
         self._seen: set[StorageWeakRef] = set()
         self._hooks: Any = None
 
@@ -50,7 +50,7 @@ class SavedActivations:
         self._seen = {
             StorageWeakRef(part.untyped_storage()) for tensor in own for part in _strided(tensor)
         }
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._count, _as_it_is)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._count, _unchanged)
         self._hooks.__enter__()
         return self
 
@@ -59,7 +59,8 @@ class SavedActivations:
         self._seen = set()
 
     def _count(self, tensor: Tensor) -> Tensor:
-        # In a backward pass a checkpointed part is run again, or a graph of gradients is made.
+        # A graph task runs in a backward pass, which recomputes checkpointed parts or builds a
+        # graph of gradients.
         if torch._C._current_graph_task_id() == -1:
             for part in _strided(tensor):
                 storage = part.untyped_storage()
@@ -67,15 +68,15 @@ class SavedActivations:
                 if reference not in self._seen:
                     self._seen.add(reference)
                     self.bytes += storage.nbytes()
-        return tensor.detach()  # the result of an operation would keep itself alive
+        return tensor.detach()  # an operation's result that is kept as is would refer to itself
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
 def _strided(tensor: Tensor) -> list[Tensor]:
-    """The dense tensors that a tensor consists of: of a sparse one, values and indices."""
+    """Return the dense tensors that a tensor consists of: values and indices of a sparse one."""
     if tensor.layout is torch.strided:
         return [tensor]
     if tensor.layout is torch.sparse_coo:
@@ -84,4 +85,4 @@ def _strided(tensor: Tensor) -> list[Tensor]:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []  # mkldnn's own, which have no storage
+    return []  # mkldnn tensors have no storage

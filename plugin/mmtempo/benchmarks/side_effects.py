@@ -1,6 +1,6 @@
-"""What a part does to the training's own steps, before and after it has worked.
+"""Measure how a part changes the training steps after its work, in fresh processes.
 
-Arms that share one process cannot show this: a part that slows the process slows all of them.
+Arms in one process cannot show this: a part that slows the process slows all arms.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 
 from rich.table import Table
 
-from .harness import Report, Timing
+from .harness import Report, Timing, add_columns
 
-# The bars of the issue that asked for this measurement.
+# Bars.
 MAX_RATIO = 1.02
-MAX_SWITCHES = 3, 20  # times those before the work, plus
+MAX_SWITCHES = 3, 20  # factor of the switches before the work, and summand
 MAX_THREADS = 0
 REPEATS = dict(quick=3, full=7)
 STEPS = dict(quick=60, full=200)
-# Its pool ends at a fork and starts again later, which would hide threads of OpenMP.
+# The thread pool of OpenBLAS ends at a fork and restarts later, which would hide OpenMP threads.
 ENVIRONMENT = dict(OPENBLAS_NUM_THREADS='1')
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What one process found.
+    """Measurement of one process.
 
     Attributes:
-        before: Seconds of each step before the part has worked.
-        after: Seconds of each step after that.
-        switches: Voluntary context switches per step, before and after; None where not visible.
-        threads: Native threads, before and after; None where not visible.
-        lost: Seconds lost to one save; None where the part does not save.
+        before: Seconds of each step before the work of the part.
+        after: Seconds of each step after it.
+        switches: Voluntary context switches per step, before and after; None if not available.
+        threads: Native threads, before and after; None if not available.
+        lost: Seconds lost to one save; None if the part does not save.
     """
 
     before: list[float]
@@ -50,7 +50,7 @@ class Effect:
 
     @property
     def ratio(self) -> float:
-        """How many times longer a step takes after the work."""
+        """Ratio of the median steps after and before the work."""
         return statistics.median(self.after) / statistics.median(self.before)
 
 
@@ -58,10 +58,10 @@ def run_part(part: str, steps: int, folder: str, *options: str) -> Effect:
     """Measure a part in a fresh process.
 
     Args:
-        part: One of `side_effects_run.PARTS`.
-        steps: Steps before and after its work.
-        folder: Where it may write.
-        options: More arguments of `side_effects_run`.
+        part: Key of `side_effects_run.PARTS`.
+        steps: Number of steps before its work, and after it.
+        folder: Folder for its files.
+        options: Further arguments of `side_effects_run`.
     """
     module = 'mmtempo.benchmarks.side_effects_run'
     command = [sys.executable, '-m', module, part, '--steps', str(steps), '--folder', folder]
@@ -85,21 +85,21 @@ def run_part(part: str, steps: int, folder: str, *options: str) -> Effect:
 def measure_side_effects(
     report: Report, parts: list[str], judged: Collection[str], quick: bool, *options: str
 ) -> dict[str, list[Effect]]:
-    """Add step times and context switches before and after each part's work, and their checks.
+    """Measure step times and context switches before and after the work of each part.
 
     Args:
-        report: Gets arms, a table and checks.
-        parts: Of `side_effects_run.PARTS`, in random order in each round.
-        judged: Parts that are checked; the others are there to compare with.
+        report: Report to which arms, a table, notes and checks are added.
+        parts: Keys of `side_effects_run.PARTS`; each round takes them in random order.
+        judged: Parts that are checked; the others are for comparison.
         quick: Whether to take fewer rounds and steps.
-        options: More arguments of `side_effects_run`.
+        options: Further arguments of `side_effects_run`.
 
     Returns:
-        The effects of each part, round by round.
+        The effects of each part in the order of the rounds.
     """
     extent, order = 'quick' if quick else 'full', random.Random(0)
     found: dict[str, list[Effect]] = {part: [] for part in parts}
-    # Not in /tmp, which may be memory.
+    # Not in /tmp, which may be in memory.
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as root:
         for _ in range(REPEATS[extent]):
             for part in order.sample(parts, len(parts)):
@@ -111,27 +111,25 @@ def measure_side_effects(
     report.notes.append(
         f'own processes: {STEPS[extent]} matmul-bound steps before and after the work of a part, '
         f'in {REPEATS[extent]} fresh processes each; medians [quartiles] over the processes of the '
-        'median step and of the ratio within a process. Context switches are voluntary ones of '
-        'the training thread. "nothing" and "no save" show how far two windows differ by themselves'
+        'median step and of the ratio within a process. Context switches: voluntary, of the main '
+        'thread. "nothing" and "no save" show the noise of the measurement'
     )
     if any(each.switches is None for effects in found.values() for each in effects):
-        report.notes.append('context switches and native threads: not measured here, Linux only')
+        report.notes.append('context switches, native threads: not measured here, they need Linux')
     return found
 
 
 def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
     table = Table(title='a step before and after, in own processes')
-    for column in ('part', 'before, ms', 'after / before', 'context switches', 'native threads'):
-        table.add_column(column, justify='left' if column == 'part' else 'right')
+    columns = ('part', 'before, ms', 'after / before', 'context switches', 'native threads')
+    add_columns(table, columns, left=('part',))
     for part, effects in found.items():
         before = Timing([statistics.median(each.before) for each in effects])
         ratios = Timing([each.ratio for each in effects])
-        low, high = ratios.quartiles
         figures: dict[str, Any] = dict(
-            step=before.figures(),
-            after_to_before=dict(median=ratios.median, iqr=[low, high], n=len(effects)),
+            step=before.figures(), after_to_before=ratios.plain_figures()
         )
-        row = [part, str(before), f'{ratios.median:.3f} [{low:.3f}, {high:.3f}]']
+        row = [part, str(before), ratios.text(3)]
         for key, pair in (('switches', _switches(effects)), ('threads', _threads(effects))):
             figures[key] = pair
             row.append('' if pair is None else f'{pair[0]:.4g} -> {pair[1]:.4g}')
@@ -161,6 +159,7 @@ def _threads(effects: list[Effect]) -> tuple[float, float] | None:
 
 
 def _medians(pairs: list[Any]) -> tuple[float, float] | None:
+    """Return the medians of the first and of the second values; None without pairs."""
     if not pairs:
         return None
     before, after = zip(*pairs)

@@ -1,4 +1,4 @@
-"""Steps before and after a part has worked, in this fresh process; prints its figures as JSON.
+"""Measure steps before and after the work of a part in this process; print figures as JSON.
 
 python -m mmtempo.benchmarks.side_effects_run save --steps 100 --folder FOLDER
 """
@@ -25,21 +25,21 @@ from mmtempo.system.readings import MachineReadings
 from mmtempo.system.sampler import MachineSampler
 
 WARM_UP = 10  # steps before each window
-REST = 0.5  # seconds after the work: workers have made what they prefetch
+REST = 0.5  # seconds after the work, in which workers complete their prefetched batches
 BATCHES = 8
-INTERVAL = 0.1  # seconds between two samples of the machine, usually 1
+INTERVAL = 0.1  # seconds between two readings of the machine; 1 by default in a training
 
-# A step, and what the part does once; that may return figures.
+# A step, and the work that the part does once; the work may return figures.
 Part = tuple[Callable[[], Any], Callable[[], dict[str, float]]]
 
 
 class Toy:
-    """A step that is bound by matrix products, with many short parallel regions.
+    """Step that is bound by matrix products and has many short parallel regions.
 
     Args:
-        regions: Pairs of a product and an elementwise operation. Defaults to 60.
-        size: Rows and columns; elementwise operations are split above 32,768 elements. Defaults
-            to 256.
+        regions: Number of pairs of a product and an elementwise operation. Defaults to 60.
+        size: Rows and columns of a matrix; torch parallelizes elementwise operations above 32,768
+            elements. Defaults to 256.
     """
 
     def __init__(self, regions: int = 60, size: int = 256) -> None:
@@ -53,7 +53,7 @@ class Toy:
 
 
 class _Points(torch.utils.data.Dataset):
-    """Samples of which a batch is large enough for a parallel copy."""
+    """Samples whose batches are large enough for a parallel copy."""
 
     def __len__(self) -> int:
         return 64
@@ -64,23 +64,22 @@ class _Points(torch.utils.data.Dataset):
 
 @contextlib.contextmanager
 def nothing(args: argparse.Namespace) -> Iterator[Part]:
-    """Tell how far two windows differ without a part."""
+    """Do no work, which shows the noise of the measurement."""
     yield Toy(), dict
 
 
 @contextlib.contextmanager
 def saving(name: str, args: argparse.Namespace) -> Iterator[Part]:
-    """Save twice; the first save of a process allocates memory, the second one is timed."""
+    """Save twice, of which the second is timed: the first save of a process allocates memory."""
     arm, toy = Arm(name, args.width, args.folder), Toy()
     arm.runner.model.work = toy
-    usual: list[float] = []
+    steps: list[float] = []
 
     def step() -> None:
-        usual.append(arm.loop.step())
+        steps.append(arm.loop.step())
 
     def work() -> dict[str, float]:
-        usual.sort()
-        median = usual[len(usual) // 2]
+        median = sorted(steps)[len(steps) // 2]
         first, second = (arm.run(toy).lost(median)['lost'] for _ in range(2))
         return dict(first=first, lost=second)
 
@@ -92,7 +91,7 @@ def saving(name: str, args: argparse.Namespace) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def loading(iteration: int, args: argparse.Namespace) -> Iterator[Part]:
-    """Take batches from a loader with two workers, which then waits."""
+    """Take batches from a loader with two workers, which is idle afterwards."""
     config = dict(
         dataset=_Points(),
         sampler=dict(type='InfiniteSampler', shuffle=True),
@@ -115,17 +114,17 @@ def loading(iteration: int, args: argparse.Namespace) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def watching(args: argparse.Namespace) -> Iterator[Part]:
-    """Start the monitor's thread, which takes samples during the second window."""
-    watch = MachineSampler(INTERVAL, readings=MachineReadings(torch.device('cpu')))
+    """Start the thread of the monitor, which reads the machine during the second window."""
+    sampler = MachineSampler(INTERVAL, readings=MachineReadings(torch.device('cpu')))
 
     def work() -> dict[str, float]:
-        watch.start()
+        sampler.start()
         return {}
 
     try:
         yield Toy(), work
     finally:
-        watch.stop()
+        sampler.stop()
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], contextlib.AbstractContextManager[Part]]] = {
@@ -140,7 +139,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], contextlib.AbstractContextManage
 
 
 def voluntary_switches() -> int | None:
-    """How often the calling thread has waited so far; None where that cannot be seen."""
+    """Return the voluntary context switches of the calling thread so far; None except on Linux."""
     if sys.platform != 'linux':
         return None
     import resource
@@ -149,14 +148,14 @@ def voluntary_switches() -> int | None:
 
 
 def native_threads() -> int | None:
-    """Threads of the process that Python did not start; None where that cannot be seen."""
+    """Return the number of threads that Python did not start; None except on Linux."""
     if sys.platform != 'linux':
         return None
     return len(os.listdir('/proc/self/task')) - threading.active_count()
 
 
 def window(step: Callable[[], Any], steps: int) -> dict[str, Any]:
-    """Return the seconds of each step, context switches per step, and native threads."""
+    """Run steps; return their seconds, context switches per step, and native threads."""
     for _ in range(WARM_UP):
         step()
     gc.collect()
@@ -171,6 +170,7 @@ def window(step: Callable[[], Any], steps: int) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the windows before and after the work of a part, and the figures of the work."""
     with PARTS[args.part](args) as (step, work):
         before = window(step, args.steps)
         figures = work()
@@ -180,10 +180,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('part', choices=PARTS)
-    parser.add_argument('--steps', type=int, default=100)
-    parser.add_argument('--folder', default='.')
-    parser.add_argument('--width', type=int, default=STATES['100 MB'])
+    parser.add_argument('part', choices=PARTS, help='part to measure')
+    parser.add_argument('--steps', type=int, default=100, help='number of steps of each window')
+    parser.add_argument('--folder', default='.', help='folder for checkpoints')
+    parser.add_argument(
+        '--width', type=int, default=STATES['100 MB'], help='embed_dims of the saved model'
+    )
     print(json.dumps(measure(parser.parse_args())))
     return 0
 

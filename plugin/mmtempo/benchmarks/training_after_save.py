@@ -1,4 +1,4 @@
-"""Throughput of a training before and after its first save, each training in a fresh process.
+"""Measure the throughput of a training before and after its first save, in fresh processes.
 
 python -m mmtempo.benchmarks.training_after_save --repeats 5      # from a checkout, after make data
 
@@ -17,14 +17,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from .harness import Report, Timing
+from .harness import Report, Timing, add_columns
 
-# The bar of the issue that asked for this measurement: time of an iteration, after / before.
+# Bar for the time of an iteration, after / before.
 MAX_RATIO = 1.02
 CONFIG = 'configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py'
 TRAIN = Path(__file__).resolve().parents[3] / 'tools/train.py'
@@ -37,7 +35,7 @@ def before_and_after(path: Path) -> tuple[float, float]:
     """Return the median seconds of an iteration in the windows before and after the save.
 
     Args:
-        path: A `tempo.jsonl`.
+        path: Path of a `tempo.jsonl`.
     """
     lines = [json.loads(line) for line in path.read_text('utf-8').splitlines()]
     before, after = [], []
@@ -53,7 +51,7 @@ def before_and_after(path: Path) -> tuple[float, float]:
     if not before or not after:
         raise ValueError(
             f'{path}: found {len(before)} windows before and {len(after)} after iteration '
-            f'{SAVED}, expected some of each; the training ended early'
+            f'{SAVED}, expected at least one of each; the training ended early, see its log'
         )
     return statistics.median(before), statistics.median(after)
 
@@ -74,7 +72,7 @@ def train(config: str, interval: int, folder: str) -> tuple[float, float]:
 
 
 def measure(config: str, repeats: int) -> Report:
-    """Train each arm in as many processes; check the one that saves."""
+    """Run `repeats` trainings of each arm; check the arm that saves."""
     report, order = Report('training_after_save'), random.Random(0)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as root:
@@ -83,16 +81,14 @@ def measure(config: str, repeats: int) -> Report:
                 folder = f'{root}/{name}-{number}'.replace(' ', '-')
                 found[name].append(train(config, ARMS[name], folder))
     table = Table(title=f'{config}: an iteration before and after iteration {SAVED}')
-    for column in ('arm', 'before, ms', 'after, ms', 'after / before'):
-        table.add_column(column, justify='left' if column == 'arm' else 'right')
+    add_columns(table, ('arm', 'before, ms', 'after, ms', 'after / before'), left=('arm',))
     for name, pairs in found.items():
         before, after = (Timing(list(seconds)) for seconds in zip(*pairs))
         ratios = Timing([late / early for early, late in pairs])
-        low, high = ratios.quartiles
-        figures: dict[str, Any] = dict(before=before.figures(), after=after.figures())
-        figures['after_to_before'] = dict(median=ratios.median, iqr=[low, high], n=len(pairs))
-        report.arms[name] = figures
-        table.add_row(name, str(before), str(after), f'{ratios.median:.3f} [{low:.3f}, {high:.3f}]')
+        report.arms[name] = dict(
+            before=before.figures(), after=after.figures(), after_to_before=ratios.plain_figures()
+        )
+        table.add_row(name, str(before), str(after), ratios.text(3))
     report.tables.append(table)
     ratio = report.arms['save']['after_to_before']['median']
     report.at_most('iteration time after / before the first save', ratio, MAX_RATIO)
@@ -104,16 +100,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('config', nargs='?', default=CONFIG)
-    parser.add_argument('--repeats', type=int, default=5, help='trainings of each arm, at least 2')
-    parser.add_argument('--json', metavar='FILE', help='also write the figures there')
+    parser.add_argument(
+        '--repeats', type=int, default=5, help='number of trainings of each arm, at least 2'
+    )
+    parser.add_argument('--json', metavar='FILE', help='write the figures to FILE as well')
     args = parser.parse_args()
     if args.repeats < 2:
         parser.error(f'--repeats: found {args.repeats}, expected 2 or more, for the quartiles')
-    report = measure(args.config, args.repeats)
-    report.show(Console(width=None if sys.stdout.isatty() else 140))
-    if args.json:
-        report.write(args.json)
-    return 0 if report.ok else 1
+    return measure(args.config, args.repeats).finish(args.json)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""What is watched while it saves once."""
+"""The measured process saves between the two lines that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmtempo.benchmarks.checkpoint import memory
 from mmtempo.benchmarks.checkpoint.arms import Shape
 
 
-def test_saves_once_between_two_lines(
+def test_process_saves_once_between_two_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     saved: list[int] = []

@@ -1,4 +1,4 @@
-"""All arms train, in turns; the report has the bars of the issue."""
+"""All arms train in turns, and the report checks their cost."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from mmtempo.benchmarks.monitor.measure import (
     take_set,
 )
 
-trained: list[tuple[int, str]] = []
+trained: list[tuple[int, str]] = []  # runner and model of each iteration
 
 
 @HOOKS.register_module()
-class TellsThatItTrains(Hook):
+class RecordsIterations(Hook):
+    """Hook that records the iterations of all arms."""
+
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         trained.append((id(runner), type(runner.model).__name__))
 
 
-def test_arms_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer = dict(type='TellsThatItTrains')
+def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = dict(type='RecordsIterations')
     monkeypatch.setattr(measure, 'ARMS', {'no timer': timer, 'ours': timer})
     monkeypatch.setattr(measure, 'WARM_UP', 2)
     rounds = take_set(3, seed=0)
     assert [len(turns[name]) for turns in rounds for name in ('no timer', 'ours')] == [TURN] * 6
-    runs = [trained[place : place + TURN] for place in range(0, len(trained), TURN)]
+    runs = [trained[start : start + TURN] for start in range(0, len(trained), TURN)]
     assert len(runs) == 2 * (2 + 3)
-    assert {len(set(run)) for run in runs} == {1}  # nobody else has had a turn within it
-    for place in range(0, len(runs), 2):
-        assert runs[place] != runs[place + 1]
+    assert {len(set(run)) for run in runs} == {1}  # turns do not overlap
+    for first in range(0, len(runs), 2):
+        assert runs[first] != runs[first + 1]
 
 
-def test_a_set_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is begun in a process of its own, but for these tests."""
+def test_set_restores_threads_and_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, 'WARM_UP', 0)
     before = torch.get_num_threads(), gc.get_freeze_count()
     take_set(1, seed=0)
@@ -57,11 +58,13 @@ def test_a_set_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
 
 @HOOKS.register_module()
 class FailsAtOnce(Hook):
+    """Hook that fails in the first iteration."""
+
     def after_train_iter(self, *args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError
 
 
-def test_the_monitor_writes_of_its_own_arm(tmp_path: Path) -> None:
+def test_monitor_writes_only_for_its_arm(tmp_path: Path) -> None:
     arms = [Arm(timer, str(tmp_path / f'{os.getpid()}-{name}')) for name, timer in TIMERS.items()]
     for arm in arms * 2:
         taken = arm.run(10)
@@ -76,7 +79,7 @@ def test_the_monitor_writes_of_its_own_arm(tmp_path: Path) -> None:
     assert '"iter":20' in last
 
 
-def test_an_arm_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_an_arm_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measure.ARMS, 'ours', dict(type='NoSuchHook'))
     with pytest.raises(KeyError, match='NoSuchHook'):
         measure_monitor(quick=True)
@@ -95,10 +98,10 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     counts = {what: figures['n'] for what, figures in report.arms['ours'].items()}
     assert counts == dict(median=4, cold=4, mean=2, median_cost=4, cold_cost=4, mean_cost=2)
     assert [(check.limit, check.at_least) for check in report.checks] == [
-        (60.0, False),
-        (0, False),
-        (1.02, False),
-        (1.02, False),
+        (measure.MAX_MICROSECONDS, False),
+        (measure.MAX_WAITS, False),
+        (measure.MAX_GROWTH, False),
+        (measure.MAX_GROWTH, False),
     ]
     assert report.checks[1].value == 0
     report.write(str(tmp_path / 'monitor.json'))

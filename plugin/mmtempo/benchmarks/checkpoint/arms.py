@@ -1,4 +1,4 @@
-"""A training that saves in one of several ways, taken iteration by iteration."""
+"""Trainings that run iteration by iteration and save in different ways."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import IterBasedTrainLoop, Runner
 
 from mmtempo.checkpoint.fence import SnapshotFence
-from mmtempo.checkpoint.io import writer
-from mmtempo.checkpoint.io.writer_process import replace_durably, sync_folder, temporary_of
+from mmtempo.checkpoint.io.writer_process import sync_folder
 from mmtempo.cli.config import resolve_config_path
 from mmtempo.hooks import AsyncCheckpointHook
 
 CONFIG = 'mmtempo::lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py'
 SAVES_EVERY = 1000
 LEAD = 2  # iterations before the one that saves
-AFTER = 10  # iterations after the one at whose end the save is durable
-WITHOUT_SAVE = 21
+AFTER = 10  # iterations of a round after the save is durable
+WITHOUT_SAVE = 21  # iterations of a round without a save
 _names = itertools.count()
 
 
 class _Timed(Hook):
-    """Knows how long the training was in it."""
+    """Hook mixin that adds up the seconds that the main thread spends in the hook."""
 
     in_hook = 0.0
     in_fence = 0.0
@@ -45,11 +44,14 @@ class _Timed(Hook):
 
 
 class StockArm(_Timed, CheckpointHook):
-    """As it is."""
+    """The stock hook, timed."""
 
 
 class SyncedArm(StockArm):
-    """As safe against a power failure as ours, but for the file that it has removed before."""
+    """The stock hook with synced files.
+
+    It is as safe against a power failure as ours, except that it removes old files before.
+    """
 
     def _save_checkpoint_with_step(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint_with_step(*args, **kwargs)
@@ -59,7 +61,7 @@ class SyncedArm(StockArm):
 
 
 class OurArm(_Timed, AsyncCheckpointHook):
-    """As it is."""
+    """Our hook, with its fence timed as well."""
 
     @property
     def is_busy(self) -> bool:  # type: ignore[override]
@@ -72,88 +74,37 @@ class OurArm(_Timed, AsyncCheckpointHook):
         return is_copying
 
 
-class ThreadArm(OurArm):
-    """What ours would be if it wrote in a thread of the training, with `torch.save`."""
-
-    def before_train(self, runner: Any) -> None:
-        super().before_train(runner)
-        assert self._saving is not None
-        assert self._saving._writer is not None
-        self._saving._writer.close()
-        self._saving._writer = _ThreadWriter()
-
-
-class _ThreadWriter(writer.DurableWriter):
-    def _new_worker(self, timeout: float, warn: Callable[[str], Any]) -> writer._Worker:
-        return _Thread(self._buffer, self._snapshot, timeout, warn)
-
-
-class _Thread(writer._Worker):
-    def start(self) -> None:
-        """Without a process."""
-
-    def _do(
-        self,
-        save: writer.Save,
-        trees: list,
-        marker: Any,
-        remove: list[str],
-        after: Any,
-        check: Any,
-    ) -> None:
-        start = time.perf_counter()
-        self._snapshot.finish()
-        save.staged = time.perf_counter() - start
-        if check is not None:
-            check(trees)
-        start = time.perf_counter()
-        for path, tree in zip(save.paths, trees):
-            temporary = temporary_of(path)
-            torch.save(tree, temporary)  # given a name, it writes without coming back to Python
-            with open(temporary, 'rb') as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            sync_folder(os.path.dirname(path))
-            save.written += os.path.getsize(path)
-        replace_durably(marker[0], lambda file: file.write(marker[1].encode()))
-        for path in remove:
-            if os.path.exists(path):
-                os.remove(path)
-        save.seconds = time.perf_counter() - start
-
-
-# In the order in which they are shown.
+# In the order of the table.
 ARMS: dict[str, type[Hook] | None] = {
     'no save': None,
     'stock': StockArm,
     'stock + fsync': SyncedArm,
     'ours': OurArm,
-    'ours, by a thread': ThreadArm,
 }
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a training step is busy with; each takes about 100 ms on two slow cores.
+    """Work of a training step, about 100 ms on two slow cores.
 
     Attributes:
-        work: Forward and backward.
-        threads: Of torch; None leaves them as they are.
+        work: Function that stands for forward and backward.
+        threads: Number of torch threads; None keeps the current number.
     """
 
     work: Callable[[], None]
     threads: int | None = None
 
 
-class _Thing:
+class _Object:
     value = 0
 
 
 def _python(operations: int = 2_000_000) -> None:
-    thing, table = _Thing(), {}
+    target, table = _Object(), {}
     for number in range(operations):
-        thing.value = number
-        table[number & 255] = thing.value
+        target.value = number
+        table[number & 255] = target.value
 
 
 class _Matmul:
@@ -170,7 +121,7 @@ class _Matmul:
 
 
 SHAPES = {
-    'sleep': Shape(lambda: time.sleep(0.1)),  # as when a GPU works
+    'sleep': Shape(lambda: time.sleep(0.1)),  # like the host while a GPU works
     'python': Shape(_python),
     'matmul 1': Shape(_Matmul(13), threads=1),
     'matmul 2': Shape(_Matmul(26), threads=2),
@@ -178,13 +129,13 @@ SHAPES = {
 
 
 class FakeStep(BaseModel):
-    """Holds the parameters of a network, but works at something else.
+    """Model with the parameters of a network and an unrelated forward pass.
 
-    What is to be saved does change: a few parameters by the optimizer, and the statistics of a
-    BatchNorm in the forward pass.
+    The saved state changes: a few parameters by the optimizer, and the statistics of a BatchNorm
+    in the forward pass.
 
     Args:
-        network: The network.
+        network: Network whose parameters are saved.
     """
 
     def __init__(self, network: torch.nn.Module) -> None:
@@ -196,17 +147,17 @@ class FakeStep(BaseModel):
         self._trained = [one for one in network.parameters() if one.numel() <= 4096][:8]
 
     def init_weights(self) -> None:
-        """They are what they are."""
+        """Keep the weights: their values do not change the cost of a save."""
 
     def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
         self.work()
-        for buffer in self._statistics:  # BatchNorm itself would keep all torch threads spinning
+        for buffer in self._statistics:  # calling BatchNorm would keep all torch threads spinning
             buffer.add_(1)
         return dict(loss=sum(parameter.sum() for parameter in self._trained))
 
 
 class SteppedLoop(IterBasedTrainLoop):
-    """Begins when it is run, and then is taken step by step."""
+    """Loop whose `run` only begins the training; `step` then runs single iterations."""
 
     _iter: int
 
@@ -217,27 +168,34 @@ class SteppedLoop(IterBasedTrainLoop):
         return self.runner.model
 
     def approach_save(self) -> None:
-        """Go to where the next but `LEAD` iterations saves."""
+        """Skip to `LEAD` iterations before the next one that saves."""
         self._iter = (self._iter // SAVES_EVERY + 1) * SAVES_EVERY - 1 - LEAD
 
     def step(self) -> float:
-        """One iteration; the seconds it took."""
+        """Run one iteration; return its seconds."""
         start = time.perf_counter()
         self.run_iter(dict(inputs=torch.zeros(1)))
         return time.perf_counter() - start
 
     def end(self) -> None:
+        """End the training."""
         self.runner.call_hook('after_train_epoch')
         self.runner.call_hook('after_train')
 
 
-# Of an arm alone, when its training is shared.
-_OF_ARMS = (CheckpointHook, SnapshotFence)
+# Hooks that arms do not share when they share a training.
+_OWN_HOOKS = (CheckpointHook, SnapshotFence)
 
 
 @dataclass
 class Round:
-    """Seconds of the iterations from the one that saves on, and of the parts that are known."""
+    """Times of the iterations of an arm around one save.
+
+    Attributes:
+        seconds: Seconds of each iteration, beginning with the one that saves.
+        hook: Seconds in the checkpoint hook. Defaults to 0.0.
+        fence: Seconds in which the optimizer waited for the snapshot. Defaults to 0.0.
+    """
 
     seconds: list[float]
     hook: float = 0.0
@@ -245,39 +203,43 @@ class Round:
 
     @property
     def usual(self) -> float:
-        """Of an iteration."""
+        """Median seconds of an iteration."""
         return statistics.median(self.seconds)
 
     def lost(self, usual: float) -> dict[str, float]:
-        """What all took longer than without a save, in seconds, and why."""
+        """Return the seconds lost to the save, in total and by cause.
+
+        Args:
+            usual: Seconds of an iteration without a save.
+        """
         lost = sum(seconds - usual for seconds in self.seconds)
         rest = lost - self.hook - self.fence
         return dict(lost=lost, hook=self.hook, fence=self.fence, interference=rest)
 
 
 class Arm:
-    """A real Runner that trains a fake step.
+    """Real Runner that trains a `FakeStep`.
 
     Args:
-        name: One of `ARMS`.
+        name: Key of `ARMS`.
         width: `embed_dims` of the Swin backbone; 96 is Swin-T.
-        folder: Where it may write.
-        beside: An arm whose training this one shares: then they differ in their checkpoint hook
-            alone, and none is luckier with where its parameters lie. Defaults to None.
+        folder: Folder for its checkpoints.
+        shared: Arm whose training this arm shares, so that both have the same parameters at the
+            same addresses and differ in their checkpoint hook only. Defaults to None.
     """
 
-    def __init__(self, name: str, width: int, folder: str, beside: Arm | None = None) -> None:
+    def __init__(self, name: str, width: int, folder: str, shared: Arm | None = None) -> None:
         kind = ARMS[name]
         self.hook: Any = None
         if kind is not None:
             self.hook = kind(by_epoch=False, interval=SAVES_EVERY, max_keep_ckpts=2)
         if isinstance(self.hook, OurArm):
-            self.hook.save_on_signal = False  # nobody wants to go on with this training
+            self.hook.save_on_signal = False  # this training is never resumed
         self.work_dir = os.path.join(folder, f'{name}-{width}'.replace(' ', '_'))
-        self.runner: Runner = _begun(width, self.work_dir) if beside is None else beside.runner
+        self.runner: Runner = _begin(width, self.work_dir) if shared is None else shared.runner
         self.loop: SteppedLoop = self.runner.train_loop
-        # The checkpoint hook is the last one.
-        others = [hook for hook in self.runner.hooks if not isinstance(hook, _OF_ARMS)]
+        # The checkpoint hook comes last, as in any training.
+        others = [hook for hook in self.runner.hooks if not isinstance(hook, _OWN_HOOKS)]
         self._hooks = others if self.hook is None else [*others, self.hook]
         self._enter()
         if self.hook is not None:
@@ -286,14 +248,18 @@ class Arm:
 
     @property
     def state_bytes(self) -> int:
-        """Of the tensors that are saved."""
+        """Bytes of the saved tensors."""
         tensors = list(self.runner.model.state_dict().values())
         for state in self.runner.optim_wrapper.optimizer.state.values():
             tensors += state.values()
         return sum(tensor.nbytes for tensor in tensors)
 
     def run(self, work: Callable[[], None]) -> Round:
-        """Iterations around one save: until it is durable, and `AFTER` more."""
+        """Run the iterations around one save: until it is durable, and `AFTER` more.
+
+        Args:
+            work: Work of each step.
+        """
         self._enter()
         self.runner.model.work = work
         self.loop.approach_save()
@@ -309,21 +275,22 @@ class Arm:
         seconds += [self.loop.step() for _ in range(AFTER)]
         path = os.path.join(self.work_dir, f'iter_{saved}.pth')
         if not os.path.isfile(path) or os.path.getsize(path) < self.state_bytes:
-            raise RuntimeError(f'{path} was not saved')
+            raise RuntimeError(f'{path} was not saved completely; its round does not count')
         return Round(seconds, self.hook.in_hook, self.hook.in_fence)
 
     def close(self) -> None:
+        """End the training."""
         self._enter()
         self.loop.end()
 
     def _enter(self) -> None:
-        """From now on it is this arm's training."""
+        """Give the training the hooks and the work dir of this arm."""
         self.runner._hooks, self.runner._work_dir = self._hooks, self.work_dir
         os.makedirs(self.work_dir, exist_ok=True)
 
 
-def _begun(width: int, folder: str) -> Runner:
-    """A training that saves nothing, before its first iteration."""
+def _begin(width: int, folder: str) -> Runner:
+    """Return a runner without checkpoint hook before its first iteration."""
     cfg = Config.fromfile(resolve_config_path(CONFIG))
     cfg.model.backbone.update(embed_dims=width, init_cfg=None)
     torch.manual_seed(0)
@@ -345,7 +312,7 @@ def _begun(width: int, folder: str) -> Runner:
         log_level='ERROR',
         cfg=cfg,
     )
-    # Lines of the log go to its file, as they do in a training, but not to the terminal.
+    # Log lines are written to the file, as in a training, but not to the terminal.
     for handler in runner.logger.handlers:
         if hasattr(handler, 'baseFilename'):
             handler.setLevel('INFO')
@@ -356,7 +323,7 @@ def _begun(width: int, folder: str) -> Runner:
 
 
 def _fill(runner: Runner) -> None:
-    """Give the optimizer its state."""
+    """Fill the state of the optimizer, which it creates at its first step."""
     optimizer = runner.optim_wrapper.optimizer
     for parameter in runner.model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -1,10 +1,9 @@
-"""What a checkpoint costs the training: no save, stock, stock that syncs, and ours."""
+"""Measure what a save costs the training: no save, stock, stock with fsync, and ours."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import random
 import statistics
@@ -20,31 +19,32 @@ import torch
 from rich.table import Table
 
 from mmtempo.benchmarks import process_memory
-from mmtempo.benchmarks.harness import Report, Timing, ratio
+from mmtempo.benchmarks.harness import Report, Timing, add_columns, ratio, take_rounds
 from mmtempo.benchmarks.side_effects import measure_side_effects
 
 from .arms import AFTER, ARMS, SHAPES, Arm, Round
 
-# The bars of the issue that asked for this benchmark.
+# Bars.
 MAX_LOST = {'sleep': 0.02, 'python': 0.45, 'matmul 1': 0.45, 'matmul 2': 0.45}
 MAX_MEMORY = 1.15
-# Parameters, buffers and AdamW's state of LSS-Swin, by the width of its backbone.
+# Width of the backbone; the saved state is LSS-Swin with AdamW.
 STATES = {'100 MB': 51, 'LSS-Swin-T': 96}
-# Arms that are measured in own processes as well, and what they are called there.
+# Arms that are measured in own processes as well, and their parts of `side_effects_run`.
 PROCESSES = {'no save': 'no save', 'stock': 'save by stock', 'ours': 'save'}
 PARTS = ('lost', 'hook', 'fence', 'interference')
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """Extent of the measurement.
 
     Attributes:
-        states: Of `STATES`.
-        shapes: Of `SHAPES`.
-        arms: Of `ARMS`.
-        rounds: That count, for each state and shape.
-        warm_up: Rounds that do not count: before the first shape of a state, and each other.
+        states: Keys of `STATES`.
+        shapes: Keys of `SHAPES`.
+        arms: Keys of `ARMS`.
+        rounds: Number of rounds that count, for each state and shape.
+        warm_up: Number of rounds that do not count: before the first shape of a state, and before
+            each other shape.
     """
 
     states: list[str]
@@ -59,11 +59,11 @@ FULL = Plan(list(STATES), list(SHAPES), list(ARMS), 9, (2, 1))
 
 
 class Probes:
-    """What the machine needs at least for so many bytes.
+    """Copy and write of as many bytes as a checkpoint has: the least that a save can take.
 
     Args:
-        folder: Where the checkpoints are written.
-        size: Bytes of one.
+        folder: Folder on the disk of the checkpoints.
+        size: Bytes of a checkpoint.
     """
 
     def __init__(self, folder: str, size: int) -> None:
@@ -72,6 +72,11 @@ class Probes:
         self.seconds: dict[str, list[float]] = {'memcpy': [], 'raw write + fsync': []}
 
     def run(self, name: str) -> None:
+        """Time one probe.
+
+        Args:
+            name: Key of `seconds`.
+        """
         start = time.perf_counter()
         if name == 'memcpy':
             np.copyto(self._target, self._source)
@@ -86,33 +91,8 @@ class Probes:
             os.remove(self._path)
 
 
-def take_rounds(
-    works: dict[str, Callable[[], Any]], rounds: int, order: random.Random
-) -> list[dict[str, Any]]:
-    """What each returned in each round; in random order, and none pays for another's writing."""
-    names, found = list(works), []
-    gc.collect()
-    gc.freeze()  # as `interleave` does
-    try:
-        for _ in range(rounds):
-            order.shuffle(names)
-            results = {}
-            for name in names:
-                if hasattr(os, 'sync'):
-                    os.sync()
-                gc.collect()
-                gc.disable()
-                results[name] = works[name]()
-                gc.enable()
-            found.append({name: results[name] for name in works})
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    return found
-
-
 def losses(rounds: list[dict[str, Round]]) -> dict[str, dict[str, Timing]]:
-    """Of each arm: all that was lost, and its parts; against the steps of the same round."""
+    """Return the lost time of each arm and its parts, relative to "no save" of the same round."""
     found: dict[str, dict[str, Timing]] = {}
     for name in rounds[0]:
         lost = [each[name].lost(each['no save'].usual) for each in rounds]
@@ -121,10 +101,10 @@ def losses(rounds: list[dict[str, Round]]) -> dict[str, dict[str, Timing]]:
 
 
 def measure_checkpoint(quick: bool) -> Report:
-    """Time all arms with all shapes of a step; then see what memory a save takes."""
+    """Time all arms with all shapes of a step; measure the memory of a save."""
     report = Report('checkpoint')
     plan = QUICK if quick else FULL
-    # Not in /tmp, which may be memory.
+    # Not in /tmp, which may be in memory.
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as folder:
         for state in plan.states:
             _measure_time(report, state, plan, folder)
@@ -133,23 +113,24 @@ def measure_checkpoint(quick: bool) -> Report:
     report.notes.append(
         f'lost: sum over the iterations of (time - median of "no save" in the same round), from '
         f'the one that saves until the save is durable (stock: until its call has returned) and '
-        f'{AFTER} more; "no save" shows how far that is from 0 by itself. All arms are one '
-        'training, with another checkpoint hook each. hook: within the '
-        'checkpoint hook; fence: the optimizer waits for the copy; interference: the rest. '
-        'Medians [quartiles] of the rounds; x stock: of the ratios round by round.'
+        f'{AFTER} more; "no save" shows the noise of the measurement. All arms share one training '
+        'and differ in their checkpoint hook. hook: in the checkpoint hook; fence: the optimizer '
+        'waits for the snapshot; interference: the rest. '
+        'Medians [quartiles] of the rounds; x stock: of the ratios of each round.'
     )
     return report
 
 
 def _measure_time(report: Report, state: str, plan: Plan, folder: str) -> None:
     table = Table()
-    for column in ('step', 'arm', 'iterations', *PARTS, 'x stock'):
-        table.add_column(column, justify='left' if column in ('step', 'arm') else 'right')
+    columns = ('step', 'arm', 'iterations', *PARTS, 'x stock')
+    add_columns(table, columns, left=('step', 'arm'))
     order = random.Random(0)
     with contextlib.ExitStack() as closing:
         arms: dict[str, Arm] = {}
         for name in plan.arms:
-            arms[name] = Arm(name, STATES[state], folder, beside=next(iter(arms.values()), None))
+            shared = next(iter(arms.values()), None)
+            arms[name] = Arm(name, STATES[state], folder, shared)
             closing.callback(arms[name].close)
         size = arms['ours'].state_bytes
         probes = Probes(folder, size)
@@ -158,15 +139,15 @@ def _measure_time(report: Report, state: str, plan: Plan, folder: str) -> None:
             warm_up = plan.warm_up[0 if is_first else 1]
             taken = _take_shape(shape, arms, probes, warm_up + plan.rounds, order)
             if is_first and warm_up:
-                _tell_first(report, state, shape, taken[0])
-            _tell(report, table, state, shape, taken[warm_up:])
+                _add_first(report, state, shape, taken[0])
+            _add_rounds(report, table, state, shape, taken[warm_up:])
     table.title = f'{state}: one save of {size / 1e6:.0f} MB; ms'
     report.tables.append(table)
     for name, seconds in probes.seconds.items():
         timing = Timing(seconds)
         report.arms[f'{state}, {name}'] = dict(timing.figures(), bytes=size)
         speed = size / timing.median / 1e9
-        report.notes.append(f'{state}: {name} of as many bytes {timing} ms ({speed:.2f} GB/s)')
+        report.notes.append(f'{state}: {name} of the same size {timing} ms ({speed:.2f} GB/s)')
 
 
 def _take_shape(
@@ -187,7 +168,7 @@ def _take_shape(
     return [{name: each[name] for name in arms} for each in taken]
 
 
-def _tell(
+def _add_rounds(
     report: Report, table: Table, state: str, shape: str, rounds: list[dict[str, Round]]
 ) -> None:
     found = losses(rounds)
@@ -204,36 +185,30 @@ def _tell(
             f'{shape}, {1e3 * steps.median:.1f} ms' if name == 'no save' else '',
             name,
             f'{statistics.median(iterations):.0f}',
-            _show(parts['lost'], 1e3, 1),
+            parts['lost'].text(1, 1e3),
             *(f'{1e3 * parts[part].median:.1f}' for part in PARTS[1:]),
-            _show(ratios[name], 1, 3),
+            ratios[name].text(3),
         )
     table.add_section()
     report.at_most(f'{state}, {shape}: lost, x stock', ratios['ours'].median, MAX_LOST[shape])
 
 
-def _show(timing: Timing, unit: float, digits: int) -> str:
-    values = [unit * value for value in (timing.median, *timing.quartiles)]
-    middle, low, high = (f'{value:.{digits}f}' for value in values)
-    return f'{middle} [{low}, {high}]'
-
-
-def _tell_first(report: Report, state: str, shape: str, rounds: dict[str, Round]) -> None:
-    """The first save of a run is not among the rounds: ours gets its memory then."""
-    told = []
+def _add_first(report: Report, state: str, shape: str, rounds: dict[str, Round]) -> None:
+    """Report the first save of a run apart from the rounds: ours allocates its buffers then."""
+    parts = []
     for name in ('ours', 'stock'):
         lost = rounds[name].lost(rounds['no save'].usual)
         figures = {f'{part}_ms': 1e3 * lost[part] for part in PARTS}
         report.arms[f'{state}, {shape}, {name}, first save'] = figures
-        told.append(
+        parts.append(
             f'{name} {figures["lost_ms"]:.0f} ms (hook {figures["hook_ms"]:.0f}, '
             f'fence {figures["fence_ms"]:.0f})'
         )
-    report.notes.append(f'{state}: the first save of a run, {shape}: lost {", ".join(told)}')
+    report.notes.append(f'{state}: the first save of a run, {shape}: lost {", ".join(parts)}')
 
 
 def _measure_processes(report: Report, quick: bool) -> None:
-    """Measure a save in own processes, which shows what it does to the steps after it."""
+    """Measure a save in own processes, which shows its effect on the steps after it."""
     state = next(iter(STATES))
     parts, options = list(PROCESSES.values()), ['--width', str(STATES[state])]
     found = measure_side_effects(report, parts, [PROCESSES['ours']], quick, *options)
@@ -250,7 +225,7 @@ def _measure_processes(report: Report, quick: bool) -> None:
 
 
 def _measure_memory(report: Report, state: str, folder: str) -> None:
-    """Of fresh processes, so that none finds what another has left."""
+    """Measure the peak memory of a save in fresh processes, which share no allocations."""
     for name in ('stock', 'ours'):
         module = 'mmtempo.benchmarks.checkpoint.memory'
         command = [sys.executable, '-m', module, name, str(STATES[state]), f'{folder}/{name}']

@@ -1,4 +1,4 @@
-"""Saves once, for `process_memory.peak_of` to watch.
+"""Save once; the memory of this process is measured by `process_memory.peak_of`.
 
 python -m mmtempo.benchmarks.checkpoint.memory ours 51 FOLDER
 """

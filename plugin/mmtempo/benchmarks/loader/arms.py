@@ -1,4 +1,4 @@
-"""Loaders that make the same batches of the same files, each in its way."""
+"""Loaders that are compared: they load the same batches from the same files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _fast_rest(exact: bool = True) -> list[dict]:
     ]
 
 
-# What is done to a sample; draw by draw all of them give the same pixels, and 'rounded' nearly so.
+# Pipelines. With the same random numbers all give the same pixels; 'rounded' nearly the same.
 PIPELINES: dict[str, list[dict]] = {
     'stock': [
         *LOAD,
@@ -63,13 +63,14 @@ PIPELINES: dict[str, list[dict]] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """How batches are made.
+    """Combination of a loader, a pipeline and a cache.
 
     Attributes:
-        loader: Of `LOADERS`.
-        pipeline: Of `PIPELINES`.
-        cache: What a cache behind the resize holds at first: 'nothing' or 'all'; None: no cache.
-        needs: The package that is needed beside our own.
+        loader: Key of `LOADERS`.
+        pipeline: Key of `PIPELINES`.
+        cache: Initial content of a cache of resized samples, 'nothing' or 'all'; None uses no
+            cache. Defaults to None.
+        needs: Name of a third-party package that the loader needs. Defaults to None.
     """
 
     loader: str
@@ -79,13 +80,14 @@ class Arm:
 
     @property
     def is_there(self) -> bool:
+        """Whether the package that the loader needs is installed."""
         return self.needs is None or importlib.util.find_spec(self.needs) is not None
 
 
 STOCK = 'stock'
 FILLING, UNCACHED, WARM = 'ours, filling the cache', 'ours, no cache', 'ours, warm'
 ROUNDED = 'ours, warm, exact=False'
-# In the order in which they are shown.
+# In the order of the tables.
 ARMS = {
     STOCK: Arm('mmengine', 'stock'),
     FILLING: Arm('mmtempo', 'fast', 'nothing'),
@@ -102,12 +104,12 @@ ARMS = {
 
 
 class Stream:
-    """Batches of a loader that was started just now.
+    """Batches of a loader that has just been started.
 
     Args:
-        take: Gives the next batch.
-        close: Ends workers.
-        dataset: Where the samples come from.
+        take: Function that returns the next batch.
+        close: Function that ends the workers.
+        dataset: Data set of the loader.
     """
 
     def __init__(self, take: Callable[[], Any], close: Callable[[], Any], dataset: Any) -> None:
@@ -119,7 +121,7 @@ def _mmengine(dataset: Any, workers: int) -> Stream:
 
 
 def _mmtempo(dataset: Any, workers: int) -> Stream:
-    cfg = {**_config(dataset, workers), 'collate_fn': stack_collate}  # as for mmseg's models
+    cfg = {**_config(dataset, workers), 'collate_fn': stack_collate}  # as for models of mmseg
     loader = build_prefetch_dataloader(cfg, seed=SEED, endless=True)
     return Stream(loader.take, loader.close, loader.dataset)
 
@@ -165,7 +167,7 @@ def _collated(samples: list) -> Any:
 
 
 def _config(dataset: Any, workers: int) -> dict:
-    """A stock dataloader dict; both loaders make two batches a worker ahead."""
+    """Return a dataloader config of mmengine; both loaders prefetch two batches per worker."""
     return dict(
         dataset=dataset,
         batch_size=BATCH,
@@ -194,17 +196,17 @@ def _plain(kind: Any, dataset: Any, workers: int, collate: Callable) -> Any:
 
 def _of_torch(loader: Any) -> Stream:
     batches = [iter(loader)]
-    # The iterator's end is that of its workers.
+    # The workers end with the iterator, so `clear` drops the only reference to it.
     return Stream(lambda: next(batches[0]), batches.clear, loader.dataset)
 
 
 class Source:
-    """The data set of an arm, as its configuration and built.
+    """Data set of an arm, as a config or built.
 
     Args:
-        arm: Whose.
-        root: Where `write_pictures` has put the pictures.
-        suffix: Of the pictures, 'jpg' or 'png'.
+        arm: The arm.
+        root: Folder that `write_pictures` has filled.
+        suffix: Suffix of the images, 'jpg' or 'png'.
     """
 
     def __init__(self, arm: Arm, root: str, suffix: str) -> None:
@@ -212,10 +214,10 @@ class Source:
         self._warm: Any = None
 
     def config(self) -> dict:
-        """Of a data set, whose cache is empty if it has one."""
+        """Return the config of the data set; its cache, if any, is empty."""
         root = self._root
         if self.arm.cache is not None:
-            # Caches of the same files are one; with a name of its own it is another.
+            # Data sets of the same folder share a cache; a new name of the folder gives a new one.
             root = os.path.join(self._root, f'again-{next(_names)}')
             os.symlink('.', root)
         found = dict(
@@ -230,7 +232,7 @@ class Source:
         return dict(type='CachedDataset', dataset=found, until='Resize')
 
     def dataset(self) -> Any:
-        """Built; its cache is in the state that the arm wants."""
+        """Return the data set, with the initial content of the cache that the arm asks for."""
         if self.arm.cache != 'all':
             return DATASETS.build(self.config())
         if self._warm is None:

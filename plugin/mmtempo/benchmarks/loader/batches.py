@@ -1,4 +1,4 @@
-"""What a batch costs to send from a worker to the training."""
+"""Count the bytes that a worker sends for a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmtempo.loaders import stack_collate
 from mmtempo.workloads.bev.datasets.transforms.pack_bev_inputs import META_KEYS
 from mmtempo.workloads.bev.structures.labels import IGNORE_BIT
 
-# 14 classes, and what to ignore.
+# Planes of 14 classes and of the ignored cells.
 PLANES = IGNORE_BIT + 1
 # As in configs/_base_/datasets/nuscenes_bev.py.
 PIPELINE = [
@@ -34,12 +34,12 @@ PIPELINE = [
 
 @dataclass(frozen=True)
 class Parcel:
-    """What goes from one process to another.
+    """Size of a batch that is sent to another process.
 
     Attributes:
         pickled: Bytes through the pipe.
         shared: Bytes in shared memory.
-        segments: Pieces of it, each an open file.
+        segments: Number of segments of shared memory, each an open file.
     """
 
     pickled: int
@@ -52,21 +52,21 @@ class Parcel:
 
 
 class _Weigher(ForkingPickler):
-    """Pickles as a worker does, but for the storages of tensors: those it only looks at."""
+    """Pickler of worker processes that records the storages of tensors instead of sharing them."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.storages: dict[int, int] = {}
-        self.dispatch_table[torch.UntypedStorage] = self._note
+        self.dispatch_table[torch.UntypedStorage] = self._record
 
-    def _note(self, storage: torch.UntypedStorage) -> tuple:
+    def _record(self, storage: torch.UntypedStorage) -> tuple:
         if storage.nbytes():
             self.storages[storage.data_ptr()] = storage.nbytes()
         return int, (storage.data_ptr(),)
 
 
 def weigh(batch: Any) -> Parcel:
-    """What torch's workers send for a batch."""
+    """Return the size of a batch as workers of torch send it."""
     file = io.BytesIO()
     weigher = _Weigher(file)
     weigher.dump(batch)
@@ -74,11 +74,11 @@ def weigh(batch: Any) -> Parcel:
 
 
 def bev_batches(root: str, batch: int) -> dict[str, Any]:
-    """The same samples, packed and collated in three ways.
+    """Return a batch of the same samples, packed and collated in three ways.
 
     Args:
-        root: Where `write_pictures` has put the pictures.
-        batch: How many samples.
+        root: Folder that `write_pictures` has filled.
+        batch: Number of samples.
     """
     dataset = DATASETS.build(
         dict(
@@ -98,9 +98,9 @@ def bev_batches(root: str, batch: int) -> dict[str, Any]:
 
 
 def _pack_planes(results: dict) -> dict:
-    """mmseg's own packing, of a label of a plane a class and one of what to ignore: int64."""
+    """Pack a label as mmseg does: int64, with a plane for each class and one of ignored cells."""
     bits = np.arange(PLANES, dtype=np.uint16)[:, None, None]
     results['gt_seg_map'] = (results['gt_bev'][None] >> bits) & np.uint16(1)
-    with warnings.catch_warnings():  # it expects a single plane, and packs several
+    with warnings.catch_warnings():  # PackSegInputs expects one plane, but packs several
         warnings.simplefilter('ignore')
         return PackSegInputs(meta_keys=META_KEYS)(results)

@@ -1,4 +1,4 @@
-"""Holds a full cache and a loader with workers, for `loader_memory` to look at.
+"""Hold a full cache and a loader with workers, whose memory `loader.memory` measures.
 
 python -m mmtempo.benchmarks.loader.holder 2000000000 1 8
 """
@@ -20,18 +20,18 @@ from mmtempo.datasets.transforms.fast_random_crop import FastRandomCrop
 from mmtempo.loaders import PrefetchDataLoader, build_prefetch_dataloader
 
 BATCH = 4
-# Rows and columns of a sample; it has three bytes of image and one of label for each.
+# Rows and columns of a sample; each pixel has three bytes of image and one of label.
 SHAPE = (600, 800)
-# What the cache may use besides, as a share: it is to be filled to the last sample.
+# Factor of the cache budget for the heads of samples, so that all samples fit.
 SPARE = 1.01
-# Workers that fill the cache, before anything is looked at.
+# Workers that fill the cache before the measurement.
 FILLERS = 2
-# Seconds until workers have made what they make ahead, and do nothing.
+# Seconds until workers have prefetched their batches and are idle.
 REST = 1.0
 
 
 class Decode(BaseTransform):
-    """As if a large file was decoded."""
+    """Transform that makes a random image in place of decoding a file."""
 
     def transform(self, results: dict) -> dict:
         rng = np.random.default_rng(results['sample_idx'])
@@ -41,7 +41,11 @@ class Decode(BaseTransform):
 
 
 class Samples(BaseDataset):
-    """So many of them."""
+    """Data set of a given number of random images.
+
+    Args:
+        count: Number of samples.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -58,10 +62,12 @@ def main() -> None:
     dataset = CachedDataset(Samples(budget // (4 * SHAPE[0] * SHAPE[1])), int(SPARE * budget), 1)
     read_all(dataset, FILLERS).close()
     for count in workers:
-        # What a process has not read does not count as its memory.
+        # Pages of the cache that a process has not read do not count as its memory.
         loader = read_all(dataset, count)
         if dataset.stats().samples < len(dataset):
-            raise RuntimeError(f'the cache should be full: {dataset.stats()}')
+            raise RuntimeError(
+                f'cache: expected all {len(dataset)} samples, found {dataset.stats()}'
+            )
         time.sleep(REST)
         print('ready', count, dataset.stats().used, flush=True)
         sys.stdin.readline()
@@ -69,7 +75,7 @@ def main() -> None:
 
 
 def read_all(dataset: CachedDataset, workers: int) -> PrefetchDataLoader:
-    """A loader of which each sample was read by one of the workers."""
+    """Return a loader whose workers have read each sample of the data set."""
     loader = build_prefetch_dataloader(
         dict(
             dataset=dataset,
@@ -83,7 +89,7 @@ def read_all(dataset: CachedDataset, workers: int) -> PrefetchDataLoader:
     for _ in range(len(dataset) // BATCH + 1):
         loader.take()
     if len(multiprocessing.active_children()) != workers:
-        raise RuntimeError(f'{workers} workers were to read, {loader.num_workers} have')
+        raise RuntimeError(f'num_workers: expected {workers} workers, found {loader.num_workers}')
     return loader
 
 

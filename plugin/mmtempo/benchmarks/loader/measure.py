@@ -1,4 +1,4 @@
-"""What a sample costs on its way to the training: stock's loader, ours cold and warm, and peers."""
+"""Measure the cost of a sample: the stock loader, ours cold and warm, and other loaders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mmtempo.benchmarks.checkpoint.measure import take_rounds
-from mmtempo.benchmarks.harness import Report, Timing, ratio
+from mmtempo.benchmarks.harness import Report, Timing, add_columns, ratio, take_rounds
 from mmtempo.benchmarks.side_effects import measure_side_effects
 
 from .arms import ARMS, BATCH, FILLING, ROUNDED, STOCK, UNCACHED, WARM, Source
@@ -23,7 +22,7 @@ from .pictures import SIZE, SUFFIXES, write_pictures
 from .pk_sampler import measure_pk_sampler
 from .rounds import MOST_LEVELS, Window, as_in_training, check_same_pixels, run_round, time_start
 
-# The bars of the issue that asked for this benchmark.
+# Bars.
 MIN_WARM = {('jpg', WARM): 5.0, ('png', ROUNDED): 10.0}
 MAX_COLD_CPU = 1 / 1.3
 MAX_BEV_BYTES = 1 / 3
@@ -34,18 +33,19 @@ OTHERS = tuple(name for name in ARMS if name not in OURS)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """Extent of the measurement.
 
     Attributes:
-        pictures: How many there are; an epoch.
+        pictures: Number of images, which is an epoch.
         workers: Numbers of workers.
-        others: Arms of `ARMS` beside `OURS`, with the last of these numbers only.
-        rounds: That count.
-        lead: Batches at the start of each round that do not count.
-        count: Batches that do, and with a warm cache.
-        starts: How often start-up is timed.
+        others: Keys of `ARMS` that are measured in addition to `OURS`, with the last number of
+            workers only.
+        rounds: Number of rounds that count.
+        lead: Number of batches at the start of each round that do not count.
+        count: Numbers of batches that count: without, and with a warm cache.
+        starts: Number of rounds of the start-up.
         memory: Numbers of workers whose memory is compared.
-        budget: Of the cache then.
+        budget: Bytes of the cache when memory is measured. Defaults to 2_000_000_000.
     """
 
     pictures: int
@@ -59,16 +59,17 @@ class Plan:
     budget: int = 2_000_000_000
 
     def count_of(self, name: str) -> int:
+        """Return the number of batches of an arm that count."""
         return self.count[ARMS[name].cache == 'all']
 
 
-# Lead, count and what is made ahead stay within an epoch: the next one would find a full cache.
+# Lead, count and prefetched batches stay within one epoch: the next would find a full cache.
 QUICK = Plan(40, [2], (), 3, 2, (6, 24), 3, [1, 8])
 FULL = Plan(96, [0, 1, 2], OTHERS, 7, 6, (14, 60), 7, [1, 2, 4, 8])
 
 
 def measure_loader(quick: bool) -> Report:
-    """Time all arms; weigh batches; count memory; and draw P x K batches."""
+    """Time all arms; measure the size of batches, memory, and P x K batches."""
     plan = QUICK if quick else FULL
     with as_in_training():
         report = Report('loader')
@@ -98,25 +99,25 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
                 works[_title(suffix, workers, name)] = run
     taken = take_rounds(works, 1 + plan.rounds, random.Random(0))[1:]
     for suffix in SUFFIXES:
-        _tell_speed(report, plan, suffix, taken)
+        _add_speed(report, plan, suffix, taken)
     report.notes.append(
-        f'BaseSegDataset, the same pictures of {SIZE[0]} x {SIZE[1]} and maps as large for all: '
+        f'BaseSegDataset, the same {SIZE[0]} x {SIZE[1]} images and maps for all arms: '
         f'resized to 800 x 600, cropped to 512 x 512 (cat_max_ratio 0.75), flipped, distorted, '
-        f'packed, in batches of {BATCH}; two batches a worker ahead; one thread for OpenCV and '
-        'torch in each process. Stock: Runner.build_dataloader, mmseg transforms. Before anything '
-        'was timed, ours were seen to give the same pixels and labels as stock, draw by draw. '
+        f'packed, in batches of {BATCH}; two prefetched batches per worker; one thread for OpenCV '
+        'and torch in each process. Stock: Runner.build_dataloader, mmseg transforms. Before the '
+        'measurement, our pixels and labels were verified to equal those of stock with the same '
+        'random numbers. '
         f'"{FILLING}": the first epoch with an empty cache; "{WARM}": a later one; "{ROUNDED}": '
         'FastPhotoMetricDistortion(exact=False), which rounds once less where both saturation and '
-        f'hue are changed, seen to be within {MOST_LEVELS} levels of stock; "{UNCACHED}": '
+        f'hue change, verified to be within {MOST_LEVELS} levels of stock; "{UNCACHED}": '
         'ResizeRandomCrop instead. CPU: of this process and its workers, while batches are taken. '
-        'Medians [quartiles] of the rounds; x stock: of the ratios round by round.'
+        'Medians [quartiles] of the rounds; x stock: of the ratios of each round.'
     )
     if plan.workers and taken[0][_title('jpg', plan.workers[0], STOCK)].cpu is None:
         report.notes.append('CPU of workers: not measured here, it needs Linux')
     decoder = 'pyspng' if find_spec('pyspng') else 'OpenCV'
     report.notes.append(
-        f'png: ours are decompressed by zlib-ng and decoded by {decoder}, stock by OpenCV and '
-        'Pillow (maps)'
+        f'png: ours uses zlib-ng and {decoder}, stock OpenCV (images) and Pillow (maps)'
     )
     if missing:
         report.notes.append(f'not installed, so not measured: {", ".join(missing)}')
@@ -126,10 +127,10 @@ def _title(suffix: str, workers: int, name: str) -> str:
     return f'{suffix}, {workers} worker{"s" * (workers != 1)}, {name}'
 
 
-def _tell_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, Window]]) -> None:
+def _add_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, Window]]) -> None:
     table = Table(title=f'{suffix}: from files to batches')
-    for column in ('workers', 'loader', 'samples/s', 'x stock', 'CPU ms a sample', 'x stock '):
-        table.add_column(column, justify='left' if column == 'loader' else 'right')
+    columns = ('workers', 'loader', 'samples/s', 'x stock', 'CPU ms a sample', 'x stock ')
+    add_columns(table, columns, left=('loader',))
     for workers in plan.workers:
         stock = _timings(rounds, _title(suffix, workers, STOCK))
         for name in ARMS:
@@ -140,13 +141,13 @@ def _tell_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, 
             faster = ratio(stock[0], seconds)
             rates = Timing([1 / each for each in seconds.seconds])
             figures: dict[str, Any] = dict(
-                samples_per_second=_figures(rates), speed_to_stock=_figures(faster)
+                samples_per_second=rates.plain_figures(), speed_to_stock=faster.plain_figures()
             )
-            row = [str(workers) * (name == STOCK), name, _show(rates, 1, 0), _show(faster, 1, 2)]
+            row = [str(workers) * (name == STOCK), name, rates.text(0), faster.text(2)]
             if cpu is not None and stock[1] is not None:
                 less = ratio(cpu, stock[1])
-                figures.update(cpu=cpu.figures(), cpu_to_stock=_figures(less))
-                row += [_show(cpu, 1e3, 2), _show(less, 1, 3)]
+                figures.update(cpu=cpu.figures(), cpu_to_stock=less.plain_figures())
+                row += [str(cpu), less.text(3)]
                 if name in (FILLING, UNCACHED):
                     report.at_most(f'{title}: CPU a sample, x stock', less.median, MAX_COLD_CPU)
             if (suffix, name) in MIN_WARM:
@@ -159,22 +160,11 @@ def _tell_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, 
 
 
 def _timings(rounds: list[dict[str, Window]], title: str) -> tuple[Timing, Timing | None]:
-    """Seconds of the clock and of processors, for a sample, round by round."""
+    """Return elapsed seconds and CPU seconds of a sample in the order of the rounds."""
     windows = [each[title] for each in rounds]
     used = [window.cpu for window in windows if window.cpu is not None]
     cpu = Timing(used) if len(used) == len(windows) else None
     return Timing([window.seconds for window in windows]), cpu
-
-
-def _figures(timing: Timing) -> dict[str, Any]:
-    """Of what is not seconds."""
-    return dict(median=timing.median, iqr=list(timing.quartiles), n=len(timing.seconds))
-
-
-def _show(timing: Timing, unit: float, digits: int) -> str:
-    values = [unit * value for value in (timing.median, *timing.quartiles)]
-    middle, low, high = (f'{value:.{digits}f}' for value in values)
-    return f'{middle} [{low}, {high}]'
 
 
 def _measure_starts(report: Report, plan: Plan, root: str) -> None:
@@ -186,8 +176,7 @@ def _measure_starts(report: Report, plan: Plan, root: str) -> None:
     }
     taken = take_rounds(works, 1 + plan.starts, random.Random(1))[1:]
     table = Table(title=f'from configuration to first batch, {workers} workers, jpg')
-    for column in ('loader', 'ms'):
-        table.add_column(column, justify='left' if column == 'loader' else 'right')
+    add_columns(table, ('loader', 'ms'), left=('loader',))
     for name in names:
         timing = Timing([each[name] for each in taken])
         report.arms[f'start-up, {name}'] = timing.figures()
@@ -198,8 +187,8 @@ def _measure_starts(report: Report, plan: Plan, root: str) -> None:
 def _measure_batches(report: Report, root: str) -> None:
     parcels = {name: weigh(batch) for name, batch in bev_batches(root, BATCH).items()}
     table = Table(title=f'a BEV batch of {BATCH} from worker to training')
-    for column in ('packed and collated', 'bytes', 'of it pickled', 'segments', 'x stock'):
-        table.add_column(column, justify='left' if column.startswith('packed') else 'right')
+    columns = ('packed and collated', 'bytes', 'of it pickled', 'segments', 'x stock')
+    add_columns(table, columns, left=('packed and collated',))
     stock, ours = parcels['stock, int64 planes'], parcels['ours']
     for name, parcel in parcels.items():
         share = parcel.bytes / stock.bytes
@@ -210,10 +199,10 @@ def _measure_batches(report: Report, root: str) -> None:
         table.add_row(name, *values)
     report.tables.append(table)
     report.notes.append(
-        'BEV batch: pictures of 800 x 600 as bytes, labels of 196 x 200 cells. "stock, int64 '
-        'planes": what mmseg\'s own PackSegInputs makes of the label as 15 planes (14 classes and '
-        'ignore), 8 bytes a cell and plane, and pseudo_collate. "stock, our packed label": that '
-        'collate with our 2 bytes a cell; the pictures are the same bytes in all'
+        'BEV batch: images of 800 x 600 as bytes, labels of 196 x 200 cells. "stock, int64 '
+        'planes": pseudo_collate and PackSegInputs of mmseg, which stores the label as 15 planes '
+        '(14 classes and ignore) of 8 bytes a cell. "stock, our packed label": pseudo_collate with '
+        'our 2 bytes a cell. The images have the same bytes in all'
     )
     report.at_most('BEV batch: bytes, x stock', ours.bytes / stock.bytes, MAX_BEV_BYTES)
     report.at_most('BEV batch: segments', ours.segments, MAX_BEV_SEGMENTS)

@@ -1,4 +1,4 @@
-"""How much memory a loader and its workers have, with a full cache."""
+"""Measure the memory of a loader and its workers with a full cache."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from mmtempo.benchmarks import process_memory
-from mmtempo.benchmarks.harness import Report
+from mmtempo.benchmarks.harness import Report, add_columns
 
-# The bar of the issue that asked for this benchmark.
+# Bar.
 MAX_MEMORY = 1.25
 COMMAND = [sys.executable, '-m', 'mmtempo.benchmarks.loader.holder']
 
 
 @dataclass(frozen=True)
 class Held:
-    """What is held while all batches that are made ahead are there.
+    """Memory while all prefetched batches exist.
 
     Attributes:
         cached: Bytes in the cache.
-        total: Bytes of the process and its workers, memory shared by them counted once.
+        total: Bytes of the process and its workers, with shared memory counted once.
     """
 
     cached: int
@@ -30,11 +30,14 @@ class Held:
 
 
 def held_with(budget: int, workers: list[int]) -> dict[int, Held] | None:
-    """What a loader holds with each number of workers, in a process of its own; Linux only.
+    """Return the memory with each number of workers, measured in a fresh process.
 
     Args:
         budget: Bytes of the cache, which is full.
         workers: Numbers of workers.
+
+    Returns:
+        Memory by number of workers; None on systems other than Linux.
     """
     if not process_memory.memory_of(os.getpid()):
         return None
@@ -47,7 +50,7 @@ def held_with(budget: int, workers: list[int]) -> dict[int, Held] | None:
             if line.startswith('ready'):
                 count, cached = map(int, line.split()[1:])
                 found[count] = Held(cached, process_memory.memory_of(process.pid))
-                process.stdin.write('go on\n')
+                process.stdin.write('next\n')
                 process.stdin.flush()
         if process.wait() or list(found) != workers:
             raise failure()
@@ -55,12 +58,12 @@ def held_with(budget: int, workers: list[int]) -> dict[int, Held] | None:
 
 
 def measure_memory(report: Report, budget: int, workers: list[int]) -> None:
-    """Compare what is held with each number of workers.
+    """Compare the memory with different numbers of workers.
 
     Args:
-        report: Takes figures, check and table.
+        report: Report to which figures, a check and a table are added.
         budget: Bytes of the cache.
-        workers: Numbers of workers; the last one is compared with the first one.
+        workers: Numbers of workers; the last is compared with the first.
     """
     found = held_with(budget, workers)
     if found is None:
@@ -68,8 +71,7 @@ def measure_memory(report: Report, budget: int, workers: list[int]) -> None:
         return
     first = workers[0]
     table = Table(title='memory with a full cache; MB, shared counted once (PSS)')
-    for column in ('workers', 'in the cache', 'in all processes', f'x {first} worker'):
-        table.add_column(column, justify='right')
+    add_columns(table, ('workers', 'in the cache', 'in all processes', f'x {first} worker'))
     for count, held in found.items():
         share = held.total / found[first].total
         report.arms[f'memory, {count} workers'] = dict(

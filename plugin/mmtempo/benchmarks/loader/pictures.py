@@ -1,4 +1,4 @@
-"""The pictures that loaders are measured with: the generator's, as files for all of them."""
+"""Write the synthetic images that all loaders read."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from mmtempo.workloads.bev.synthetic.writer import CAMERAS
 
 SIZE = (1600, 900)
 SUFFIXES = ('jpg', 'png')
-# Segmentation maps are made this much smaller, as areas of one class, and enlarged.
+# Factor by which segmentation maps are smaller before they are enlarged to areas of one class.
 COARSE = 8
 
 
 def write_pictures(root: str, count: int, size: tuple[int, int] = SIZE) -> None:
-    """Write the same pictures as JPEG and PNG, with a segmentation map and a BEV label each.
+    """Write the same images as JPEG and PNG, with a segmentation map and a BEV label each.
 
     ::
 
-        img_dir/jpg/<token>.jpg, img_dir/png/<token>.png    the picture
-        ann_dir/<token>.png                                 its classes, 8 bits, as large
-        ann_bev_dir/<token>.png, calib.json                 as of `NuScenesBEVDataset`
+        img_dir/jpg/<token>.jpg, img_dir/png/<token>.png    the image
+        ann_dir/<token>.png                                 its classes, 8 bits, same size
+        ann_bev_dir/<token>.png, calib.json                 as for `NuScenesBEVDataset`
 
     Args:
-        root: A folder that exists.
-        count: How many.
-        size: Width and height. Defaults to (1600, 900).
+        root: Existing folder.
+        count: Number of images.
+        size: Width and height of an image. Defaults to (1600, 900).
     """
     folders = {suffix: os.path.join(root, 'img_dir', suffix) for suffix in SUFFIXES}
     labels, maps = os.path.join(root, 'ann_bev_dir'), os.path.join(root, 'ann_dir')
@@ -57,12 +57,12 @@ def write_pictures(root: str, count: int, size: tuple[int, int] = SIZE) -> None:
 
 
 def segment(image: np.ndarray) -> np.ndarray:
-    """A segmentation map: the class whose colour is nearest, area by area."""
-    colours = [colour[::-1] for colour in PALETTE[: len(CLASSES)]] + [GRASS, SKY]
+    """Return a segmentation map of an image: the class with the nearest color of each area."""
+    colors = [color[::-1] for color in PALETTE[: len(CLASSES)]] + [GRASS, SKY]
     height, width = image.shape[:2]
     coarse_size = max(width // COARSE, 1), max(height // COARSE, 1)
     coarse = cv2.resize(image, coarse_size, interpolation=cv2.INTER_AREA)
     coarse = cv2.medianBlur(coarse, 5).astype(np.int32)
-    distances = [np.abs(coarse - np.array(colour)).sum(-1) for colour in colours]
+    distances = [np.abs(coarse - np.array(color)).sum(-1) for color in colors]
     nearest = np.argmin(distances, 0).astype(np.uint8)
     return cv2.resize(nearest, (width, height), interpolation=cv2.INTER_NEAREST)

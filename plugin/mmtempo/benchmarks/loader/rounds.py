@@ -1,4 +1,4 @@
-"""One round of an arm: some batches from the middle of its stream, and what they cost."""
+"""Measure one round of an arm: the time of batches from the middle of its stream."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mmengine.registry import DefaultScope
 
 from .arms import BATCH, LOADERS, PIPELINES, Arm, Source
 
-MOST_LEVELS = 5  # by which a pipeline that rounds less often than stock may differ
+MOST_LEVELS = 5  # largest difference from stock of the pipeline that rounds less often
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a number of batches took, in the middle of the stream; both for one sample.
+    """Cost of a sample, averaged over batches from the middle of a stream.
 
     Attributes:
-        seconds: Of the clock.
-        cpu: Of this process and its workers; None where it cannot be seen.
+        seconds: Elapsed seconds.
+        cpu: CPU seconds of this process and its workers; None except on Linux.
     """
 
     seconds: float
@@ -35,13 +35,13 @@ class Window:
 
 
 def run_round(source: Source, workers: int, lead: int, count: int) -> Window:
-    """Start a loader, take batches, end it.
+    """Start a loader, take batches and close it.
 
     Args:
-        source: Of the samples.
-        workers: How many.
-        lead: Batches that are not counted: workers start, and find their rhythm.
-        count: Batches that are counted.
+        source: Source of the samples.
+        workers: Number of workers.
+        lead: Number of batches at the start that do not count, until the workers run steadily.
+        count: Number of batches that count.
     """
     dataset = source.dataset()
     before = None if source.arm.cache is None else dataset.stats()
@@ -52,7 +52,7 @@ def run_round(source: Source, workers: int, lead: int, count: int) -> Window:
             stream.take()
         started = [one.pid for one in set(multiprocessing.active_children()) - others]
         if len(started) != workers and source.arm.loader != 'spdl':
-            raise RuntimeError(f'{len(started)} workers were started instead of {workers}')
+            raise RuntimeError(f'num_workers: expected {workers} workers, found {len(started)}')
         cpu, start = _cpu_of(started), time.perf_counter()
         for _ in range(count):
             stream.take()
@@ -68,7 +68,7 @@ def run_round(source: Source, workers: int, lead: int, count: int) -> Window:
 
 
 def time_start(source: Source, workers: int) -> float:
-    """Seconds from a configuration to the first batch."""
+    """Return the seconds from a config to the first batch."""
     config = source.config()
     start = time.perf_counter()
     stream = LOADERS[source.arm.loader](config, workers)
@@ -80,27 +80,32 @@ def time_start(source: Source, workers: int) -> float:
 
 
 def _check_cache(arm: Arm, before: Any, after: Any, samples: int) -> None:
-    """What was to be cold was cold, and what was to be warm was warm."""
+    """Raise RuntimeError unless a cold cache was empty, and a warm cache complete."""
     missed = after.misses - before.misses
     if arm.cache == 'nothing' and (before.samples or missed < samples - 1):
-        raise RuntimeError(f'the cache should have been empty: {before}, then {after}')
+        raise RuntimeError(f'cache: expected an empty one, found {before}, then {after}')
     if arm.cache == 'all' and missed:
-        raise RuntimeError(f'the cache should have had all: {before}, then {after}')
+        raise RuntimeError(f'cache: expected all samples, found {before}, then {after}')
 
 
 def _cpu_of(children: list[int | None]) -> float | None:
-    """CPU seconds that this process and others have used so far."""
+    """Return the CPU seconds of this process and its children so far; None except on Linux."""
     if sys.platform != 'linux':
         return None
     used = time.process_time()
-    # The clock of another process; what clock_getcpuclockid() would say.
+    # The id of the CPU clock of another process, as clock_getcpuclockid() returns it.
     return used + sum(time.clock_gettime(~pid << 3 | 2) for pid in children if pid is not None)
 
 
 def check_same_pixels(root: str, suffix: str, samples: int) -> None:
-    """Draw by draw, all pipelines give the same, so that they are worth comparing.
+    """Raise RuntimeError unless all pipelines give the same samples as stock.
 
-    But for the one that rounds less often than stock: that gives nearly the same.
+    The pipeline that rounds less often may differ by `MOST_LEVELS`.
+
+    Args:
+        root: Folder that `write_pictures` has filled.
+        suffix: Suffix of the images, 'jpg' or 'png'.
+        samples: Number of samples to compare.
     """
     datasets = {}
     for name in PIPELINES:
@@ -121,12 +126,12 @@ def check_same_pixels(root: str, suffix: str, samples: int) -> None:
                 > (MOST_LEVELS if name == 'rounded' else 0)
                 or not torch.equal(*labels)
             ):
-                raise RuntimeError(f'{suffix} {index}: {name} is not what stock gives')
+                raise RuntimeError(f'{suffix} {index}: {name} differs from stock')
 
 
 @contextlib.contextmanager
 def as_in_training() -> Iterator[None]:
-    """One thread for each library, as Runner and torch set it in workers; mmseg's names; no log."""
+    """Use one thread per library, as in workers, the scope of mmseg, and no log below warnings."""
     logger = MMLogger.get_current_instance()
     before = cv2.getNumThreads(), torch.get_num_threads(), logger.level
     cv2.setNumThreads(0)

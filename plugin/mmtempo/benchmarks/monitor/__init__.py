@@ -1,1 +1,1 @@
-"""Benchmark of the cost of monitoring."""
+"""Benchmark of the throughput monitor."""

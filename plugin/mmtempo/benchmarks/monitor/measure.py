@@ -1,4 +1,4 @@
-"""What the throughput monitor costs an iteration, beside stock's timer and no timer at all."""
+"""Measure the cost of the throughput monitor per iteration, against stock and no timer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
 from rich.table import Table
 
-from mmtempo.benchmarks.harness import Report, Timing
+from mmtempo.benchmarks.harness import Report, Timing, add_columns
 from mmtempo.benchmarks.side_effects import measure_side_effects
 from mmtempo.doctor.sync_report import count_waits
 from mmtempo.system.readings import MachineReadings
@@ -29,32 +28,31 @@ from mmtempo.system.sampler import MachineSampler
 
 from .simulation import INTERVAL, STALL, held
 
-# The bars of the issue that asked for this benchmark.
+# Bars.
 MAX_MICROSECONDS = 60.0
 MAX_WAITS = 0
 MAX_GROWTH = 1.02
-# Iterations of an arm in a row. The first of them finds the caches as another arm has left them, as
-# a large model would: it is told apart as well.
+# Consecutive iterations of an arm. The first finds the CPU caches filled by another arm, as after
+# the forward pass of a large model; it is reported separately.
 TURN = 6
-# Processes, one after the other, since it matters where in memory the arms of one lie; and rounds
-# of each, in which every arm has its turn.
+# Number of processes, since the addresses of an arm's objects influence its speed, and of rounds in
+# each process; a round has one turn of each arm.
 SETS = dict(quick=4, full=8)
 ROUNDS = dict(quick=150, full=400)
 WARM_UP = 20
-# Iterations of a simulated training: memory at the second number against the first.
+# Iterations of a simulated training; memory at the second number is compared with the first.
 SIMULATED = dict(quick=(30_000, 60_000), full=(100_000, 1_000_000))
 TIMERS: dict[str, dict | None] = {
     'no timer': None,
     'stock': dict(type='IterTimerHook'),
     'ours': dict(type='ThroughputMonitorHook'),
 }
-# What the same costs that costs nothing tells how much to believe of the others.
+# The second arm without a timer shows the noise of the measurement.
 ARMS = {**TIMERS, 'no timer, again': None}
 
 
-@DATASETS.register_module()
 class _Points(torch.utils.data.Dataset):
-    """A few numbers."""
+    """Data set of small tensors."""
 
     def __len__(self) -> int:
         return 64
@@ -63,9 +61,8 @@ class _Points(torch.utils.data.Dataset):
         return dict(inputs=torch.full((8,), index / 64))
 
 
-@MODELS.register_module()
 class _Small(BaseModel):
-    """A step that takes little more than what surrounds it."""
+    """Model whose step takes little time, so that the hooks are a large share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,13 +77,13 @@ def _config(timer: dict | None, folder: str) -> Config:
     name = os.path.basename(folder)
     return Config(
         dict(
-            model=dict(type='_Small'),
+            model=dict(type=_Small),
             work_dir=folder,
             experiment_name=name,
             train_dataloader=dict(
                 batch_size=2,
                 num_workers=0,
-                dataset=dict(type='_Points'),
+                dataset=dict(type=_Points),
                 sampler=dict(type='InfiniteSampler', shuffle=True),
             ),
             optim_wrapper=dict(type='SparseOptimWrapper', optimizer=dict(type='SGD', lr=1e-3)),
@@ -109,16 +106,16 @@ def _config(timer: dict | None, folder: str) -> Config:
 
 
 class Arm:
-    """A training that goes on by as many iterations as it is asked to.
+    """Training that runs a given number of iterations at a time.
 
     Args:
-        timer: Its timer hook.
+        timer: Config of its timer hook; None for no timer.
         folder: Its work dir.
     """
 
     def __init__(self, timer: dict | None, folder: str) -> None:
         self.runner = runner = Runner.from_cfg(_config(timer, folder))
-        # As `Runner.train` begins.
+        # The first lines of `Runner.train`.
         runner._train_loop = runner.build_train_loop(runner._train_loop)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
         runner.optim_wrapper.initialize_count_status(runner.model, 0, 10**9)
@@ -127,7 +124,7 @@ class Arm:
         self._loop: Any = runner.train_loop
 
     def run(self, iterations: int) -> list[float]:
-        """Microseconds of each."""
+        """Run iterations; return the microseconds of each."""
         taken = []
         for _ in range(iterations):
             start = time.perf_counter_ns()
@@ -137,25 +134,26 @@ class Arm:
         return taken
 
     def close(self) -> None:
+        """End the training and its workers."""
         for stage in ('after_train_epoch', 'after_train', 'after_run'):
             self.runner.call_hook(stage)
         self._loop.dataloader.close()
 
 
 def measure_monitor(quick: bool) -> Report:
-    """Time trainings that differ in their timer alone; count waits; and simulate a long one."""
+    """Time trainings with different timers, count synchronizations, and simulate a long run."""
     report, extent = Report('monitor'), 'quick' if quick else 'full'
-    _tell_cost(report, [_in_a_process(ROUNDS[extent], seed) for seed in range(SETS[extent])])
-    waits = {name: _waits(copy.deepcopy(timer)) for name, timer in TIMERS.items()}
-    report.arms['waits an iteration'] = waits
-    added = waits['ours'] - waits['no timer']
+    _add_cost(report, [_in_a_process(ROUNDS[extent], seed) for seed in range(SETS[extent])])
+    counts = {name: _synchronizations(copy.deepcopy(timer)) for name, timer in TIMERS.items()}
+    report.arms['waits an iteration'] = counts
+    added = counts['ours'] - counts['no timer']
     report.at_most('waits for the device that it adds to an iteration', added, MAX_WAITS)
-    _tell_memory(report, *SIMULATED[extent])
+    _add_memory(report, *SIMULATED[extent])
     measure_side_effects(report, ['nothing', 'monitor'], ['monitor'], quick)
     return report
 
 
-# By arm, what each iteration of its turn took.
+# Microseconds of each iteration of a turn, by arm.
 Round = dict[str, list[float]]
 
 
@@ -167,16 +165,16 @@ def _in_a_process(rounds: int, seed: int) -> list[Round]:
 
 
 def take_set(rounds: int, seed: int) -> list[Round]:
-    """All arms in this process, in turns.
+    """Run all arms in this process, in turns.
 
     Args:
-        rounds: In each of them every arm has its turn.
-        seed: Of the order of arms, in memory and in each round.
+        rounds: Number of rounds that count; a round has one turn of each arm.
+        seed: Seed of the order in which arms are built, and of their order in each round.
     """
     order, taken, threads = random.Random(seed), [], torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
-        torch.set_num_threads(1)  # those of whoever has forked this are not here
+        torch.set_num_threads(1)  # a forked process has none of its parent's threads
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-'))
         arms: dict[str, Arm] = {}
         for name in order.sample(list(ARMS), len(ARMS)):
@@ -187,24 +185,23 @@ def take_set(rounds: int, seed: int) -> list[Round]:
             if number == WARM_UP:
                 gc.collect()
                 stack.callback(gc.unfreeze)
-                gc.freeze()  # what is there already need not be looked through again and again
+                gc.freeze()  # existing objects need not be traversed by each collection
             turns = {name: arms[name].run(TURN) for name in order.sample(list(arms), len(arms))}
             if number >= WARM_UP:
                 taken.append(turns)
     return taken
 
 
-def _waits(timer: dict | None) -> float:
-    """For the device, in an iteration."""
+def _synchronizations(timer: dict | None) -> float:
+    """Return the synchronizations of an iteration with the device."""
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as folder:
-        found = count_waits(_config(timer, folder), iterations=20)
-    return found.per_iteration
+        return count_waits(_config(timer, folder), iterations=20).per_iteration
 
 
-def _tell_cost(report: Report, sets: list[list[Round]]) -> None:
+def _add_cost(report: Report, sets: list[list[Round]]) -> None:
     table = Table(title='an iteration of a training that does next to nothing; us')
-    for column in ('timer', 'median', 'it costs', 'with cold caches', 'mean with log lines'):
-        table.add_column(column, justify='left' if column == 'timer' else 'right')
+    columns = ('timer', 'median', 'it costs', 'with cold caches', 'mean with log lines')
+    add_columns(table, columns, left=('timer',))
     found = {name: _values(name, sets) for name in ARMS}
     for name, figures in found.items():
         row, arm = [name], report.arms.setdefault(name, {})
@@ -212,8 +209,8 @@ def _tell_cost(report: Report, sets: list[list[Round]]) -> None:
             own = Timing(values)
             cost = Timing([one - none for one, none in zip(values, found['no timer'][what])])
             if what == 'median':
-                row.append(_show(own))
-            row.append('' if name == 'no timer' else _show(cost))
+                row.append(own.text(1))
+            row.append('' if name == 'no timer' else cost.text(1))
             for key, timing in ((what, own), (f'{what}_cost', cost)):
                 arm[key] = dict(
                     microseconds=timing.median, iqr=list(timing.quartiles), n=len(values)
@@ -222,21 +219,21 @@ def _tell_cost(report: Report, sets: list[list[Round]]) -> None:
     report.tables.append(table)
     count = len(found['ours']['median'])
     report.notes.append(
-        f'a real Runner with our loop, runtime-info, optimizer wrapper and logger, a line every '
-        f'{INTERVAL} iterations; {len(sets)} processes with one torch thread, in each all arms in '
-        f'turns of {TURN} iterations, {count} rounds in all. All but the first column are what it '
-        'costs: the difference to "no timer" in the same round, of the median iteration of a turn, '
-        'and of its first one, which finds the caches as another arm has left them; medians '
-        '[quartiles] over the rounds. The last column is of means over all iterations of a '
-        f'process. The watch looks at memory once a second, for {_look():.1f} ms, in a thread of '
-        'its own, beside all arms alike.'
+        f'Runner with our loop, runtime info, optimizer wrapper and logger, a line every '
+        f'{INTERVAL} iterations; {len(sets)} processes with one torch thread, each with all arms '
+        f'in turns of {TURN} iterations, {count} rounds in total. median: of the iterations of a '
+        'turn. Other columns: difference from "no timer" in the same round, of the median '
+        'iteration of a turn, and of its first iteration, whose CPU caches another arm has '
+        'filled; medians [quartiles] over the rounds. Last column: of the means over all '
+        f'iterations of a process. The machine is read once a second, for {_read_ms():.1f} ms, in '
+        'a thread that runs during the turns of all arms.'
     )
     cost = report.arms['ours']['median_cost']['microseconds']
     report.at_most('microseconds an iteration, median', cost, MAX_MICROSECONDS)
 
 
 def _values(name: str, sets: list[list[Round]]) -> dict[str, list[float]]:
-    """Of an arm: two figures of each round, and the mean of each process."""
+    """Return two figures of an arm for each round, and its mean for each process."""
     turns = [turns[name] for rounds in sets for turns in rounds]
     return dict(
         median=[statistics.median(turn) for turn in turns],
@@ -245,18 +242,18 @@ def _values(name: str, sets: list[list[Round]]) -> dict[str, list[float]]:
     )
 
 
-def _look() -> float:
-    """Milliseconds that a look at memory takes."""
-    watch, took = MachineSampler(1.0, readings=MachineReadings(torch.device('cpu'))), []
+def _read_ms() -> float:
+    """Return the milliseconds of a reading of the machine."""
+    sampler, took = MachineSampler(1.0, readings=MachineReadings(torch.device('cpu'))), []
     for _ in range(10):
         start = time.perf_counter()
-        watch.sample()
+        sampler.sample()
         took.append(1000 * (time.perf_counter() - start))
     return statistics.median(took)
 
 
-def _tell_memory(report: Report, first: int, iterations: int) -> None:
-    """A long training on a made-up clock: memory must not grow with it."""
+def _add_memory(report: Report, first: int, iterations: int) -> None:
+    """Simulate a long training, whose memory must not grow."""
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as folder:
         early, late = held(folder, first, iterations)
     report.arms['simulated'] = dict(
@@ -266,14 +263,9 @@ def _tell_memory(report: Report, first: int, iterations: int) -> None:
     )
     report.notes.append(
         f'{iterations:,} simulated iterations, a stall every {STALL}, with evidence, windows, '
-        f'files and verdicts: {late.bytes:,} bytes held, {early.bytes:,} after {first:,}; '
+        f'files and verdicts: {late.bytes:,} bytes, {early.bytes:,} after {first:,}; '
         f'{late.objects:,} objects in the process, {early.objects:,} after {first:,}'
     )
     name = f'held after {iterations:,} simulated iterations, x {first:,}'
     report.at_most(f'bytes {name}', late.bytes / early.bytes, MAX_GROWTH)
     report.at_most(f'objects {name}', late.objects / early.objects, MAX_GROWTH)
-
-
-def _show(timing: Timing) -> str:
-    low, high = timing.quartiles
-    return f'{timing.median:.1f} [{low:.1f}, {high:.1f}]'

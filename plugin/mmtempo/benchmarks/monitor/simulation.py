@@ -1,4 +1,4 @@
-"""A training of any length on a made-up clock, watched and written down as a real one is."""
+"""Simulate a training of any length on a fake clock, recorded as a real training is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mmtempo.timing.run_files import RunFiles
 from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.timeline import Timeline
 
-INTERVAL = 50  # iterations between two log lines
-STALL = 331  # iterations between two slow ones
+INTERVAL = 50  # iterations between two log points
+STALL = 331  # iterations between two stalls
 WARNING = 10_000  # iterations between two warnings
 PHASES = ('data', 'forward', 'backward', 'step', 'hook:SparseLoggerHook', 'hook:X')
 SETTING = dict(
@@ -28,10 +28,10 @@ SETTING = dict(
 
 
 class Simulation:
-    """All that `TrainingMonitor` does in an iteration, but for the iteration.
+    """Recorder that does the work of `TrainingMonitor` in each iteration, without a training.
 
     Args:
-        folder: Gets the files that a work dir gets.
+        folder: Folder for the files that a training writes to its work dir.
     """
 
     def __init__(self, folder: str) -> None:
@@ -46,24 +46,25 @@ class Simulation:
         )
         self._report = RunRecorder(dict(SETTING), meter, RunFiles(folder, print), first=0)
         noise = random.Random(0)
-        # Drawn once: to draw each would take longer than all that is measured.
+        # Drawn once: drawing each number would take longer than everything that is measured.
         self._noise = [int(2e7 * noise.lognormvariate(0, 0.1)) for _ in range(5003)]
         self._totals = [0.0] * len(FACTS)
         self._number = 0
 
     def run(self, until: int) -> None:
-        """Go on up to this iteration."""
+        """Continue to an iteration."""
         for number in range(self._number + 1, until + 1):
             self._iterate(number)
             if number % INTERVAL == 0:
-                self._tell(number)
+                self._log(number)
         self._number = until
 
     def _iterate(self, number: int) -> None:
+        """Record the phases and facts of an iteration."""
         noise, timeline = self._noise, self._timeline
-        for place, phase in enumerate(self._phases):
-            self._now += noise[(number * len(PHASES) + place) % len(noise)]
-            if place == 0:
+        for index, phase in enumerate(self._phases):
+            self._now += noise[(number * len(PHASES) + index) % len(noise)]
+            if index == 0:
                 timeline.begin()
             else:
                 timeline.mark(phase)
@@ -72,13 +73,13 @@ class Simulation:
             timeline.mark(self._phases[-1])
             self._totals[1] += 5000.0
         self._totals[0] += number % 3 == 0
-        origin = WorkerTiming(number % 8, 0.07, 4 * number, 0.05)
-        delivery = BatchInfo([4 * number + place for place in range(4)], 0.0, origin)
+        timing = WorkerTiming(number % 8, 0.07, 4 * number, 0.05)
+        delivery = BatchInfo([4 * number + index for index in range(4)], 0.0, timing)
         timeline.set_facts(self._totals.copy())
         timeline.annotate(dict(shape=(4, 3, 600, 800), delivery=delivery))
 
-    def _tell(self, number: int) -> None:
-        """A log point."""
+    def _log(self, number: int) -> None:
+        """Record a log point."""
         report, seconds = self._report, self._now * 1e-9
         device = dict(allocated=11 << 30, utilisation=0.8 + number % 7 / 100, throttle=[])
         now = dict(time=seconds, ram_used=0.4, ram_of='the machine', device=device)
@@ -96,18 +97,23 @@ class Simulation:
 
 
 class Held(NamedTuple):
-    """What is in memory: bytes that a simulation holds, and objects of the whole process."""
+    """Memory of a simulation.
+
+    Attributes:
+        bytes: Bytes of the simulation.
+        objects: Number of objects in the process.
+    """
 
     bytes: int
     objects: int
 
 
 def held(folder: str, *iterations: int) -> list[Held]:
-    """What a simulated training holds in memory at these iterations, which rise.
+    """Return the memory of a simulated training at given iterations.
 
     Args:
-        folder: For its files.
-        iterations: At which it is looked.
+        folder: Folder for its files.
+        iterations: Iterations in ascending order.
     """
     simulation, found = Simulation(folder), []
     for number in iterations:
@@ -117,12 +123,12 @@ def held(folder: str, *iterations: int) -> list[Held]:
     return found
 
 
-# Shared with everything else, and as large as they were.
+# Not followed: code is shared by the whole process and does not grow.
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
 def bytes_of(root: Any) -> int:
-    """Of an object with all that it holds; tracemalloc would make everything four times as slow."""
+    """Return the bytes of an object and all that it refers to; tracemalloc is four times slower."""
     size, seen, todo = 0, {id(root)}, [root]
     while todo:
         one = todo.pop()

@@ -1,4 +1,4 @@
-"""The view transform's splat against the classic cumulative sum."""
+"""Measure the formulations of the splat against the classic cumulative sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import torch
 from mmengine.logging import MMLogger
 from rich.table import Table
 
-from mmtempo.benchmarks.harness import Report, Timing, allocated_bytes, interleave, ratio
+from mmtempo.benchmarks.harness import (
+    Report,
+    Timing,
+    add_columns,
+    allocated_bytes,
+    interleave,
+    ratio,
+)
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.workloads.bev.models.frustum import SplatGeometry
 from mmtempo.workloads.bev.models.lift_splat_shoot import LiftSplatShoot
@@ -26,20 +33,29 @@ from .model_step import TrainingStep
 
 CHANNELS = 64
 REFERENCE = 'cumsum'
-# The bars of the issue that asked for this benchmark.
+# Bars.
 MIN_SPEEDUP = dict(mono=15.0, six=8.0)
 MAX_BYTES = dict(mono=1 / 4, six=1 / 3)
 MIN_SPEEDUP_OWN_CALIBRATION = 8.0
-# Gradients are plain sums of up to 98 products: float32 rounds each of them by 6e-8.
+# Gradients are sums of up to 98 products, each of which float32 rounds by 6e-8.
 MAX_GRADIENT_ERROR = 1e-6
-# Config below `configs/`, height and width of the images, samples.
+# Config below `configs/`, height and width of the images, number of samples.
 QUICK_STEP = ('lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py', (224, 400), 4)
 FULL_STEP = ('lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py', (600, 800), 2)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A view transform's shapes, and its cameras."""
+    """Shapes and cameras of a view transform.
+
+    Attributes:
+        title: Shapes as they are printed.
+        kind: Key of the bars, 'mono' or 'six'.
+        batch: Number of samples.
+        cameras: Number of cameras of a sample.
+        image_size: Height and width of the images.
+        arguments: Arguments of `LiftSplatShoot`, as pairs.
+    """
 
     title: str
     kind: str
@@ -49,13 +65,14 @@ class Workload:
     arguments: tuple[tuple[str, Any], ...]
 
     def view(self, formulation: str = 'auto') -> LiftSplatShoot:
-        # One feature channel: the lift is not what is measured.
+        """Return the view transform with a formulation of the splat."""
+        # A single feature channel makes the lift cheap, which is not measured.
         return LiftSplatShoot(
             1, CHANNELS, splat=formulation, cache_size=self.batch, **dict(self.arguments)
         )
 
     def pix2bev(self, seed: int) -> np.ndarray:
-        """Calibrations (batch, cameras, 4, 4), different in each sample and for each seed."""
+        """Return calibrations (batch, cameras, 4, 4) that differ by sample and seed."""
         rng = np.random.default_rng(seed)
         height, width = self.image_size
         intrinsics = np.zeros((self.batch, self.cameras, 3, 3))
@@ -74,7 +91,7 @@ class Workload:
 
 
 def _pose(yaw: float, pitch: float, roll: float) -> np.ndarray:
-    """A camera 1.5 m above the ground and 1.5 m out from the middle, tilted a little."""
+    """Return the pose of a camera 1.5 m above the ground and 1.5 m off the center; in radians."""
     c, s = np.cos([yaw, pitch, roll]), np.sin([yaw, pitch, roll])
     turn = np.array([[c[0], 0, s[0]], [0, 1, 0], [-s[0], 0, c[0]]])
     nod = np.array([[1, 0, 0], [0, c[1], -s[1]], [0, s[1], c[1]]])
@@ -106,7 +123,7 @@ WORKLOADS = {
 
 
 def make_inputs(geometry: SplatGeometry, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Context, depth distribution, and a gradient for the grid."""
+    """Return context, depth distribution and a gradient of the grid."""
     torch.manual_seed(0)
     images, bins, height, width = geometry.inside.shape
     context = torch.randn(images, CHANNELS, height, width, dtype=dtype)
@@ -116,14 +133,14 @@ def make_inputs(geometry: SplatGeometry, dtype: torch.dtype) -> list[torch.Tenso
 
 
 def step(inputs: list[torch.Tensor], geometry: SplatGeometry) -> tuple[torch.Tensor, ...]:
-    """Forward and backward."""
+    """Run forward and backward; return the grid and the gradients of context and depth."""
     context, depth, grad = inputs
     grid = splat(context, depth, geometry)
     return (grid.detach(), *torch.autograd.grad(grid, [context, depth], grad))
 
 
 def exact(inputs: list[torch.Tensor], geometry: SplatGeometry) -> tuple[torch.Tensor, ...]:
-    """The same in float64, point by point: none of the formulations that are measured."""
+    """Return the result of `step` in float64, by a formulation that is not measured."""
     context, depth = (tensor.detach().double().requires_grad_() for tensor in inputs[:2])
     points = (context.unsqueeze(2) * depth.unsqueeze(1)).permute(0, 3, 4, 2, 1)
     inside = geometry.inside.permute(0, 2, 3, 1).flatten().unsqueeze(1)
@@ -134,19 +151,19 @@ def exact(inputs: list[torch.Tensor], geometry: SplatGeometry) -> tuple[torch.Te
 
 
 def _errors(
-    found: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]
+    found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]
 ) -> dict[str, list[float]]:
-    """Largest errors of the grid and of the gradients of context and depth."""
-    error = [(a.double() - b).abs().max().item() for a, b in zip(found, right)]
+    """Return the largest errors of the grid and of the gradients of context and depth."""
+    error = [(a.double() - b).abs().max().item() for a, b in zip(found, expected)]
     return dict(
         error=error,
-        # Relative to the largest value of each, so that the three can be compared.
-        relative_error=[e / b.abs().max().item() for e, b in zip(error, right)],
+        # Relative to the largest value of each, which makes the three comparable.
+        relative_error=[e / b.abs().max().item() for e, b in zip(error, expected)],
     )
 
 
 def peak_rss(workload: str, formulation: str) -> float | None:
-    """Megabytes that forward and backward add to a process of their own; Linux only."""
+    """Return the megabytes that forward and backward add to a fresh process; None without Linux."""
     if not os.access('/proc/self/clear_refs', os.W_OK):
         return None
     command = [sys.executable, '-m', 'mmtempo.benchmarks.splat.memory', workload, formulation]
@@ -155,14 +172,14 @@ def peak_rss(workload: str, formulation: str) -> float | None:
 
 
 def _arms_of(workload: Workload) -> dict[str, LiftSplatShoot]:
-    """One view transform a formulation that is possible here; `auto` under its own name."""
+    """Return a view transform for each formulation that the cameras allow."""
     column = workload.kind == 'mono'
     return {name: workload.view(name) for name in SPLATS if column or name != 'column'}
 
 
 def measure_splat(quick: bool) -> Report:
-    """All formulations on the reference shapes: time, bytes, memory, error, waits."""
-    # The view transform's own words on its choice would be repeated for each of many.
+    """Measure time, bytes, memory, errors and synchronizations of all formulations."""
+    # The view transform logs its choice at each of many constructions.
     MMLogger.get_instance('benchmark', log_level='WARNING')
     rounds = 5 if quick else 25
     report = Report('splat')
@@ -171,11 +188,11 @@ def measure_splat(quick: bool) -> Report:
         if not quick:
             _measure(report, name, workload, torch.bfloat16, rounds)
         _own_calibrations(report, name, workload, rounds)
-        _count_waits(report, name, workload)
+        _count_synchronizations(report, name, workload)
     _share_of_a_step(report, quick)
     report.notes.append(
-        'ms: median [quartiles] of forward + backward, geometry prepared; prepare: a batch of '
-        'new calibrations. Errors: largest against float64, of the grid and of both gradients.'
+        'ms: median [quartiles] of forward + backward with a prepared geometry; prepare: a batch '
+        'of new calibrations. Errors: largest difference from float64, of grid and gradients.'
     )
     return report
 
@@ -188,14 +205,14 @@ def _measure(
     rounds: int,
     peaks: bool = False,
 ) -> None:
-    """Every formulation, on one workload in one precision."""
+    """Measure all formulations on one workload in one precision."""
     precision = str(dtype).removeprefix('torch.')
     pix2bev = workload.pix2bev(0)
     views = _arms_of(workload)
     chosen = workload.view().prepare(pix2bev, workload.image_size).formulation
     geometries = {arm: view.prepare(pix2bev, workload.image_size) for arm, view in views.items()}
     inputs = make_inputs(geometries[REFERENCE], dtype)
-    right = exact(inputs, geometries[REFERENCE])
+    expected = exact(inputs, geometries[REFERENCE])
 
     work = {arm: partial(step, inputs, geometry) for arm, geometry in geometries.items()}
     timings = interleave(dict(work), rounds)
@@ -205,7 +222,7 @@ def _measure(
             times_faster=ratio(timings[REFERENCE], timings[arm]).median,
             bytes=allocated_bytes(work[arm]),
             peak_rss_mb=peak_rss(name, arm) if peaks else None,
-            **_errors(work[arm](), right),
+            **_errors(work[arm](), expected),
         )
         report.arms[f'{name}, {precision}, {arm}'] = figures[arm]
     title = f'{name}: {workload.title}, {precision}'
@@ -223,8 +240,8 @@ def _tabulate(
 ) -> None:
     table = Table(title=title, title_justify='left')
     errors = ('error: grid', 'd context', 'd depth')
-    for column in ('splat', 'ms', f'x {REFERENCE}', 'MB allocated', 'peak MB', *errors):
-        table.add_column(column, justify='left' if column == 'splat' else 'right')
+    columns = ('splat', 'ms', f'x {REFERENCE}', 'MB allocated', 'peak MB', *errors)
+    add_columns(table, columns, left=('splat',))
     for arm, found in figures.items():
         peak = found['peak_rss_mb']
         table.add_row(
@@ -252,7 +269,7 @@ def _check(report: Report, name: str, kind: str, ours: dict, classic: dict) -> N
 
 
 def _own_calibrations(report: Report, name: str, workload: Workload, rounds: int) -> None:
-    """Every sample of every batch with a calibration never seen before."""
+    """Measure batches in which the calibration of each sample is new."""
     views = _arms_of(workload) | dict(auto=workload.view())
     size = workload.image_size
     fresh = {arm: iter(range(1, 10_000)) for arm in views}
@@ -260,7 +277,7 @@ def _own_calibrations(report: Report, name: str, workload: Workload, rounds: int
     batches = [workload.pix2bev(seed) for seed in range(rounds + 8)]
 
     def prepare(arm: str) -> SplatGeometry:
-        # The cache holds one batch: the one before the last is new again.
+        # The cache holds one batch, so that any older batch is new to it.
         return views[arm].prepare(batches[next(fresh[arm]) % len(batches)], size)
 
     def both(arm: str) -> Any:
@@ -270,16 +287,16 @@ def _own_calibrations(report: Report, name: str, workload: Workload, rounds: int
     for arm in views:
         arms[f'{arm}, prepare'] = partial(prepare, arm)
         arms[f'{arm}, both'] = partial(both, arm)
-    known = workload.view()
-    known.prepare(batches[0], size)
-    arms['auto, prepare from the cache'] = lambda: known.prepare(batches[0], size)
+    cached = workload.view()
+    cached.prepare(batches[0], size)
+    arms['auto, prepare from the cache'] = lambda: cached.prepare(batches[0], size)
     timings = interleave(arms, rounds)
     for view in views.values():
         if view.cache.hits:
-            raise RuntimeError('a calibration that should have been new came from the cache')
+            raise RuntimeError(f'cache of calibrations: expected no hits, found {view.cache.hits}')
     table = Table(title=f'{name}: every sample with its own calibration', title_justify='left')
-    for column in ('splat', 'prepare, ms', 'prepare + splat, ms', f'x {REFERENCE}'):
-        table.add_column(column, justify='left' if column == 'splat' else 'right')
+    columns = ('splat', 'prepare, ms', 'prepare + splat, ms', f'x {REFERENCE}')
+    add_columns(table, columns, left=('splat',))
     for arm in views:
         total = timings[f'{arm}, both']
         table.add_row(
@@ -299,8 +316,8 @@ def _own_calibrations(report: Report, name: str, workload: Workload, rounds: int
         )
 
 
-def _count_waits(report: Report, name: str, workload: Workload) -> None:
-    """Operations that would make the host wait for a device, preparation included."""
+def _count_synchronizations(report: Report, name: str, workload: Workload) -> None:
+    """Count the operations that synchronize the host with a device, preparation included."""
     found = {}
     for formulation in ('auto', REFERENCE):
         view = workload.view(formulation)
@@ -316,7 +333,7 @@ def _count_waits(report: Report, name: str, workload: Workload) -> None:
 
 
 def _share_of_a_step(report: Report, quick: bool) -> None:
-    """What the splat is of a whole training step, so that nobody over-reads its ratio."""
+    """Measure the share of the splat in a whole training step."""
     config, size, batch = QUICK_STEP if quick else FULL_STEP
     steps = {arm: TrainingStep(config, size, batch, arm) for arm in ('auto', REFERENCE)}
     rounds = 3 if quick else 7
@@ -326,16 +343,14 @@ def _share_of_a_step(report: Report, quick: bool) -> None:
         title=f'whole training step: {config}, {batch} x {size[0]}x{size[1]}, float32',
         title_justify='left',
     )
-    for column in ('splat', 'step, ms', 'splat alone, ms', 'share'):
-        table.add_column(column, justify='left' if column == 'splat' else 'right')
+    add_columns(table, ('splat', 'step, ms', 'splat alone, ms', 'share'), left=('splat',))
     for arm in steps:
         share = alone[arm].median / timings[arm].median
         table.add_row(arm, str(timings[arm]), str(alone[arm]), f'{share:.1%}')
         report.arms[f'step, {arm}'] = timings[arm].figures() | dict(share=share)
     report.tables.append(table)
     gain = ratio(timings[REFERENCE], timings['auto'])
-    low, high = gain.quartiles
     report.notes.append(
-        f'whole step, {REFERENCE} against auto: {gain.median:.2f} [{low:.2f}, {high:.2f}], '
-        f'n = {rounds}; the share of the splat alone says what it can be at most'
+        f'whole step, {REFERENCE} against auto: {gain.text(2)}, n = {rounds}; the share of the '
+        'splat alone limits it'
     )

@@ -1,4 +1,4 @@
-"""Prints the megabytes that one splat adds to the peak of this process.
+"""Print the megabytes that one splat adds to the peak memory of this process.
 
 python -m mmtempo.benchmarks.splat.memory 'six cameras' bag
 """
@@ -17,7 +17,7 @@ from .measure import WORKLOADS, make_inputs, step
 def _kilobytes(field: str) -> int:
     match = re.search(rf'{field}:\s+(\d+) kB', Path('/proc/self/status').read_text())
     if match is None:
-        raise RuntimeError(f'/proc/self/status has no {field}')
+        raise RuntimeError(f'/proc/self/status: expected a field {field}, found none')
     return int(match[1])
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     workload = WORKLOADS[name]
     geometry = workload.view(formulation).prepare(workload.pix2bev(0), workload.image_size)
     inputs = make_inputs(geometry, torch.float32)
-    # Writing 5 resets the peak to what is resident now.
+    # Writing 5 resets the peak to the current resident size.
     Path('/proc/self/clear_refs').write_text('5')
     before = _kilobytes('VmRSS')
     step(inputs, geometry)

@@ -16,19 +16,19 @@ from mmtempo.workloads.bev.structures.calibration import Calibration
 
 
 class TrainingStep:
-    """Forward, loss, backward and optimizer step; call it to take one.
+    """Training step of a model: each call runs forward, loss, backward and optimizer step.
 
     Args:
-        config: Of a model with one camera, below `configs/`.
+        config: Path below `configs/` of a config with one camera.
         size: Height and width of the images.
-        batch: Samples a step.
-        splat: Of `LiftSplatShoot`.
+        batch: Number of samples of a step.
+        splat: Formulation, as of `LiftSplatShoot`.
     """
 
     def __init__(self, config: str, size: tuple[int, int], batch: int, splat: str) -> None:
         torch.manual_seed(0)
         cfg = Config.fromfile(resolve_config_path(f'mmtempo::{config}'))
-        cfg.model.backbone.init_cfg = None  # weights do not change what a step costs
+        cfg.model.backbone.init_cfg = None  # weights do not change the time of a step
         cfg.model.view_transform.splat = splat
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.model = MODELS.build(cfg.model)
@@ -54,7 +54,7 @@ class TrainingStep:
         self.optimizer.step()
 
     def splat_only(self) -> Callable[[], None]:
-        """What the splat has to do in one step, by itself."""
+        """Return a function that runs the splat of one step alone, forward and backward."""
         geometry = self.model.data_preprocessor(self.data, True)['inputs']['geometry']
         images, bins, rows, columns = geometry.inside.shape
         channels = self.model.view_transform.out_channels

@@ -72,15 +72,11 @@ class DurableWriter:
     ) -> None:
         self._buffer = HostBuffer(device)
         self._snapshot = Snapshot(self._buffer)
-        self._worker = self._new_worker(timeout, warn)
+        self._worker = _Worker(self._buffer, self._snapshot, timeout, warn)
+        self._worker.start()
         # Runs at interpreter exit as well, for any reason of the exit.
         self._end = weakref.finalize(self, self._worker.close)
         self._last: Save | None = None
-
-    def _new_worker(self, timeout: float, warn: Callable[[str], Any]) -> _Worker:
-        worker = _Worker(self._buffer, self._snapshot, timeout, warn)
-        worker.start()
-        return worker
 
     @property
     def is_busy(self) -> bool:
