@@ -187,8 +187,8 @@ class LiftSplatShoot(BaseModule):
         if features.shape[-2:] != (height, width):
             raise ValueError(
                 f'LiftSplatShoot: expected features of {height} x {width} pixels, found '
-                f'{features.shape[-2]} x {features.shape[-1]}; set view_transform.stride (now '
-                f'{self.frustum.stride}) to that of the backbone'
+                f'{features.shape[-2]} x {features.shape[-1]}; '
+                f'view_transform.stride = {self.frustum.stride} must be that of the backbone'
             )
         logits, context = self.lift(features).split([len(self.depths), self.out_channels], 1)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
