@@ -1,4 +1,4 @@
-"""Tasks that are trained with mmtempo, each shaped like a small mmseg."""
+"""Workloads: tasks that mmtempo trains, each with the layout of a small mmseg."""
 
 from . import bev
 

@@ -1,4 +1,4 @@
-"""BEV segmentation: datasets, models and a metric."""
+"""BEV segmentation: data sets, models, a metric and synthetic data."""
 
 from .datasets import MultiCameraBEVDataset, NuScenesBEVDataset, transforms
 from .evaluation import BEVIoUMetric

@@ -56,7 +56,7 @@ def test_counts_equal_those_of_unpacked_labels(small_bev: dict, tmp_path: Path) 
     assert counts.min(0).sum() < counts.max(0).sum()
 
 
-def test_class_balanced_sampler_counts_bev_labels(small_bev: dict, tmp_path: Path) -> None:
+def test_class_balanced_sampler_uses_counts_of_bev_labels(small_bev: dict, tmp_path: Path) -> None:
     dataset = NuScenesBEVDataset(**small_bev)
     sampler = ClassBalancedSampler(dataset, cache_file=str(tmp_path / 'counts.npz'), seed=0)
     assert len(list(sampler)) == 4

@@ -1,4 +1,4 @@
-"""Six cameras in the layout as it lies on disk, from files to a trained model."""
+"""Samples of six cameras are read, checked, and trained on."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def build(root: object, **kwargs: Any) -> MultiCameraBEVDataset:
 
 @pytest.fixture
 def own_root(multicam_root: str, tmp_path: Path) -> Path:
+    """Return a copy of the data set that a test may damage."""
     return Path(shutil.copytree(multicam_root, tmp_path / 'multicam'))
 
 
 @pytest.fixture
 def multicam_cfg(multicam_root: str, tmp_path: Path) -> Config:
+    """Return the config of six cameras with a small head and the small data set."""
     cfg = Config.fromfile(str(MULTICAM))
     options = tiny_options(multicam_root, tmp_path / 'work', iters=2)
     del options['model.view_transform.grid']
@@ -60,7 +62,7 @@ def test_reads_the_layout(multicam_root: str) -> None:
     calib = json.loads(Path(multicam_root, 'calib.json').read_text())['train_000002']
     for name, camera in zip(CAMERA_NAMES, data.calibration):
         np.testing.assert_array_equal(camera.intrinsics, calib[name]['intrinsics'])
-        # What the camera's axis points at, told in the vehicle's own axes and in ours.
+        # A point on the camera's axis, in the vehicle's axes and in those of the BEV frame.
         ahead, left, up, _ = np.array(calib[name]['cam2ego']) @ [0, 0, 10, 1]
         np.testing.assert_allclose(camera.cam2bev @ [0, 0, 10, 1], [-left, -up, ahead, 1])
     front, back = data.calibration[1], data.calibration[4]
@@ -69,13 +71,13 @@ def test_reads_the_layout(multicam_root: str) -> None:
     assert np.linalg.det(EGO_TO_BEV) == pytest.approx(1)
 
 
-def test_chosen_cameras_in_chosen_order(multicam_root: str) -> None:
+def test_cameras_are_stacked_in_the_given_order(multicam_root: str) -> None:
     sample = build(multicam_root, cameras=['CAM_BACK', 'CAM_FRONT'])[0]
     whole = build(multicam_root)[0]
     assert torch.equal(sample['inputs'], whole['inputs'][[4, 1]])
 
 
-def test_everything_wrong_is_named_at_once(own_root: Path) -> None:
+def test_one_error_lists_all_problems(own_root: Path) -> None:
     (own_root / 'img_dir/train/CAM_BACK/train_000001.jpg').unlink()
     (own_root / 'ann_bev_dir/train/train_000002.png').unlink()
     path = own_root / 'calib.json'
@@ -92,7 +94,7 @@ def test_everything_wrong_is_named_at_once(own_root: Path) -> None:
     assert 'train_000004, CAM_BACK: a pose must be a rotation and a translation' in message
 
 
-def test_missing_camera_folder(own_root: Path) -> None:
+def test_missing_camera_folder_is_an_error(own_root: Path) -> None:
     shutil.rmtree(own_root / 'img_dir/train/CAM_FRONT')
     with pytest.raises(
         FileNotFoundError, match=r'CAM_FRONT does not exist; .* for each of cameras'
@@ -100,12 +102,12 @@ def test_missing_camera_folder(own_root: Path) -> None:
         build(own_root)
     assert len(build(own_root, cameras=['CAM_BACK'])) == 5
     for cameras in ([], 'CAM_BACK'):
-        with pytest.raises(ValueError, match='must name cameras, found'):
+        with pytest.raises(ValueError, match='cameras must be a list of camera folders, .*found'):
             build(own_root, cameras=cameras)
 
 
 def test_classes_of_label_and_data_set_must_agree(multicam_root: str) -> None:
-    """Else a vehicle would be whatever the first bit says."""
+    """Otherwise the first bit, drivable area, would be trained as vehicle."""
     with pytest.raises(ValueError, match='labels of 14 classes, but metainfo.classes names 1: veh'):
         build(multicam_root, metainfo=dict(classes=('vehicle',)))
 
@@ -124,7 +126,7 @@ def test_skipped_samples_are_named_by_token(own_root: Path) -> None:
     assert dataset.bad_samples() == ['train_000001']
 
 
-def test_trains_tests_and_resumes(multicam_cfg: Config, tmp_path: Path) -> None:
+def test_training_resume_and_test_run(multicam_cfg: Config, tmp_path: Path) -> None:
     multicam_cfg.default_hooks.visualization.update(draw=True, out_dir=str(tmp_path / 'out'))
     runner = Runner.from_cfg(copy.deepcopy(multicam_cfg))
     runner.train()
@@ -139,20 +141,20 @@ def test_trains_tests_and_resumes(multicam_cfg: Config, tmp_path: Path) -> None:
     assert all(torch.equal(after[key], value) for key, value in before.items())
     metrics = runner.test()
     assert 'IoU.vehicle' in metrics
-    pictures = [cv2.imread(str(path)) for path in (tmp_path / 'out').iterdir()]
-    assert len(pictures) == 2
+    images = [cv2.imread(str(path)) for path in (tmp_path / 'out').iterdir()]
+    assert len(images) == 2
     vehicle = multicam_cfg.val_dataloader.dataset.metainfo.palette[0]
-    assert any((picture == vehicle[::-1]).all(-1).any() for picture in pictures)
+    assert any((image == vehicle[::-1]).all(-1).any() for image in images)
 
 
 @pytest.mark.parametrize(
     ('camera', 'axis', 'after_middle'),
     [('CAM_FRONT', 0, True), ('CAM_BACK', 0, False), ('CAM_FRONT_LEFT', 1, False)],
 )
-def test_a_camera_lights_up_its_side_of_the_grid(
+def test_points_of_a_camera_are_on_its_side_of_the_grid(
     multicam_cfg: Config, camera: str, axis: int, after_middle: bool
 ) -> None:
-    """Rows of the grid go from behind to ahead and columns from left to right, as the label's."""
+    """Rows of the grid are from back to front and columns from left to right, as in the label."""
     multicam_cfg.val_dataloader.dataset.cameras = [camera]
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(multicam_cfg.model)
@@ -161,13 +163,13 @@ def test_a_camera_lights_up_its_side_of_the_grid(
     geometry = data['inputs']['geometry']
     features = torch.randn(1, 64, *geometry.inside.shape[-2:])
     with torch.no_grad():
-        lit = model.view_transform(features, geometry)[0].abs().sum(0) > 0
-    places = lit.nonzero()[:, axis]
-    assert len(places) > 300
-    assert ((places >= 100) == after_middle).float().mean() > 0.98
+        occupied = model.view_transform(features, geometry)[0].abs().sum(0) > 0
+    indices = occupied.nonzero()[:, axis]
+    assert len(indices) > 300
+    assert ((indices >= 100) == after_middle).float().mean() > 0.98
 
 
-def test_tilted_cameras_are_no_columns_and_that_is_said_before_the_run(
+def test_preflight_refuses_column_splat_for_tilted_cameras(
     multicam_cfg: Config,
 ) -> None:
     preflight(multicam_cfg)
@@ -176,7 +178,7 @@ def test_tilted_cameras_are_no_columns_and_that_is_said_before_the_run(
         preflight(multicam_cfg)
 
 
-def test_nothing_waits(multicam_cfg: Config) -> None:
+def test_training_step_has_no_synchronization(multicam_cfg: Config) -> None:
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(multicam_cfg.model)
         dataset = DATASETS.build(multicam_cfg.train_dataloader.dataset)

@@ -1,4 +1,4 @@
-"""The layout is read as it is; whatever is wrong with it is named before training starts."""
+"""Files are matched by token, and problems are reported before training starts."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def build(root: object, split: str = 'train', **kwargs: Any) -> NuScenesBEVDatas
 
 
 def edit_calibrations(root: Path, **changes: Any) -> None:
+    """Set calibrations by token; None deletes."""
     path = root / 'calib.json'
     calibrations = json.loads(path.read_text())
     for token, value in changes.items():
@@ -53,7 +54,7 @@ def test_reads_the_layout(bev_root: str) -> None:
     np.testing.assert_array_equal(data.calibration.intrinsics, expected)
 
 
-def test_jpg_and_png_side_by_side(own_bev_root: Path) -> None:
+def test_jpg_and_png_images_can_be_mixed(own_bev_root: Path) -> None:
     path = own_bev_root / 'img_dir/train/train_000000.jpg'
     image = cv2.imread(str(path))
     path.unlink()
@@ -63,7 +64,7 @@ def test_jpg_and_png_side_by_side(own_bev_root: Path) -> None:
     )
 
 
-def test_missing_folders(tmp_path: Path, own_bev_root: Path) -> None:
+def test_missing_folders_are_errors_with_their_key(tmp_path: Path, own_bev_root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r'data_root: .*nowhere.*make_synthetic_bev'):
         build(tmp_path / 'nowhere')
     with pytest.raises(FileNotFoundError, match=r'data_prefix.img_path: .*img_dir/tset'):
@@ -73,14 +74,14 @@ def test_missing_folders(tmp_path: Path, own_bev_root: Path) -> None:
         build(own_bev_root)
 
 
-def test_empty_split(own_bev_root: Path) -> None:
+def test_empty_split_is_an_error(own_bev_root: Path) -> None:
     for folder in ('img_dir', 'ann_bev_dir'):
         (own_bev_root / folder / 'empty').mkdir()
-    with pytest.raises(ValueError, match=r'empty split: no .*img_dir/empty'):
+    with pytest.raises(ValueError, match=r'split is empty: no .*img_dir/empty'):
         build(own_bev_root, 'empty')
 
 
-def test_one_error_tells_everything(own_bev_root: Path) -> None:
+def test_one_error_lists_all_problems(own_bev_root: Path) -> None:
     labels, images = own_bev_root / 'ann_bev_dir/train', own_bev_root / 'img_dir/train'
     for index in (0, 1, 2, 3):
         (labels / f'train_{index:06d}.png').unlink()
@@ -94,19 +95,19 @@ def test_one_error_tells_everything(own_bev_root: Path) -> None:
     assert '4 images without a label: train_000000, train_000001, train_000002, ...' in message
     assert '1 labels without an image: train_000004' in message
     assert '1 tokens missing in calib.json: train_000007' in message
-    assert 'train_000005 (8-bit grey instead of 16-bit grey)' in message
+    assert 'train_000005 (8-bit gray instead of 16-bit gray)' in message
     assert 'train_000006 (100 rows x 50 columns instead of 196 x 200)' in message
     assert 'train_000005: intrinsics must be 3x3, found shape (2, 2)' in message
 
 
-def test_same_token_twice(own_bev_root: Path) -> None:
+def test_two_images_of_a_token_are_an_error(own_bev_root: Path) -> None:
     path = own_bev_root / 'img_dir/train/train_000000.jpg'
     path.with_suffix('.png').write_bytes(path.read_bytes())
-    with pytest.raises(ValueError, match='two images for token train_000000'):
+    with pytest.raises(ValueError, match='token train_000000 has two files: .*jpg and .*png'):
         build(own_bev_root)
 
 
-def test_broken_calibration_file(own_bev_root: Path) -> None:
+def test_invalid_calibration_file_is_an_error(own_bev_root: Path) -> None:
     (own_bev_root / 'calib.json').write_text('{"a": [1')
     with pytest.raises(ValueError, match='not valid JSON'):
         build(own_bev_root)
@@ -120,23 +121,25 @@ def truncate(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ('damage', 'says'),
+    ('damage', 'message'),
     [
         (truncate, 'truncated after'),
         (lambda path: path.write_bytes(b'no image at all'), 'not a readable image'),
         (lambda path: path.write_bytes(b''), 'not a readable image'),
     ],
 )
-def test_bad_image_is_named_and_stops(own_bev_root: Path, damage: Any, says: str) -> None:
+def test_unreadable_image_is_an_error_with_its_path(
+    own_bev_root: Path, damage: Any, message: str
+) -> None:
     path = own_bev_root / 'img_dir/train/train_000002.jpg'
     damage(path)
     dataset = build(own_bev_root)
-    with pytest.raises(BadSampleError, match=f'{path}: {says}'):
+    with pytest.raises(BadSampleError, match=f'{path}: {message}'):
         dataset[2]
 
 
-def test_truncated_png_is_seen(own_bev_root: Path) -> None:
-    """OpenCV decodes the first half of a PNG without a word."""
+def test_truncated_png_is_an_error(own_bev_root: Path) -> None:
+    """OpenCV decodes a part of a PNG without an error."""
     path = own_bev_root / 'ann_bev_dir/train/train_000002.png'
     truncate(path)
     with pytest.raises(BadSampleError, match=f'label {path}: truncated'):
@@ -152,7 +155,9 @@ def test_bit_15_is_refused(own_bev_root: Path) -> None:
 
 @pytest.mark.parametrize('num_workers', [0, 2])
 @pytest.mark.parametrize('start_method', ['fork', 'spawn'])
-def test_skip_goes_on_and_counts(own_bev_root: Path, num_workers: int, start_method: str) -> None:
+def test_skip_replaces_samples_and_reports_them(
+    own_bev_root: Path, num_workers: int, start_method: str
+) -> None:
     for index in (2, 3, 7):
         truncate(own_bev_root / f'img_dir/train/train_{index:06d}.jpg')
     dataset = build(own_bev_root, on_bad_sample='skip')
@@ -163,7 +168,7 @@ def test_skip_goes_on_and_counts(own_bev_root: Path, num_workers: int, start_met
         multiprocessing_context=start_method if num_workers else None,
     )
     tokens = [token for _ in range(2) for batch in loader for token in batch]
-    # The next good sample stands in, around the end of the set if need be.
+    # The next readable sample is the replacement; after the last sample follows the first.
     assert tokens == 2 * [f'train_{i:06d}' for i in (0, 1, 4, 4, 4, 5, 6, 0)]
     assert [Path(p).stem for p in dataset.bad_samples()] == [f'train_{i:06d}' for i in (2, 3, 7)]
 
@@ -172,18 +177,18 @@ def _tokens(samples: list) -> list:
     return [sample['data_samples'].token for sample in samples]
 
 
-def test_skip_in_evaluation_counts_nothing(own_bev_root: Path) -> None:
+def test_replacement_is_ignored_in_evaluation(own_bev_root: Path) -> None:
     truncate(own_bev_root / 'img_dir/val/val_000001.jpg')
     dataset = build(own_bev_root, 'val', on_bad_sample='skip', test_mode=True)
-    stand_in = dataset[1]['data_samples']
-    assert (stand_in.gt_bev == 1 << 14).all()
-    assert stand_in.token == 'val_000001'
-    assert stand_in.skipped
+    replacement = dataset[1]['data_samples']
+    assert (replacement.gt_bev == 1 << 14).all()
+    assert replacement.token == 'val_000001'
+    assert replacement.skipped
     assert 'skipped' not in dataset[2]['data_samples']
     assert not (dataset[2]['data_samples'].gt_bev == 1 << 14).all()
 
 
-def test_subset_reports_too(own_bev_root: Path) -> None:
+def test_subset_reports_skipped_samples(own_bev_root: Path) -> None:
     truncate(own_bev_root / 'img_dir/train/train_000005.jpg')
     subset = build(own_bev_root, on_bad_sample='skip').get_subset([4, 5, 6])
     list(DataLoader(subset, num_workers=1, collate_fn=_tokens))
@@ -191,18 +196,18 @@ def test_subset_reports_too(own_bev_root: Path) -> None:
 
 
 def test_exif_orientation_is_not_applied(own_bev_root: Path) -> None:
-    """The calibration is that of the pixels as they lie in the file."""
+    """The calibration is that of the pixels as stored in the file."""
     path = own_bev_root / 'img_dir/train/train_000000.jpg'
     content = path.read_bytes()
     tiff = b'MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06' + bytes(6)
     exif = b'Exif\x00\x00' + tiff
     segment = b'\xff\xe1' + (len(exif) + 2).to_bytes(2, 'big') + exif
     path.write_bytes(content[:2] + segment + content[2:])
-    assert cv2.imread(str(path)).shape[:2] == (320, 180)  # turned
+    assert cv2.imread(str(path)).shape[:2] == (320, 180)  # rotated by OpenCV
     assert build(own_bev_root)[0]['inputs'].shape == (3, 180, 320)
 
 
-def test_all_bad_is_an_error(own_bev_root: Path) -> None:
+def test_data_set_of_unreadable_samples_is_an_error(own_bev_root: Path) -> None:
     for path in (own_bev_root / 'img_dir/val').iterdir():
         truncate(path)
     with pytest.raises(BadSampleError, match='all 4 samples'):
@@ -214,6 +219,6 @@ def test_on_bad_sample_is_checked(bev_root: str) -> None:
         build(bev_root, on_bad_sample='ignore')
 
 
-def test_dataset_can_be_pickled(bev_root: str) -> None:
+def test_data_set_can_be_pickled(bev_root: str) -> None:
     dataset = build(bev_root)
     assert len(pickle.loads(pickle.dumps(dataset))) == 8

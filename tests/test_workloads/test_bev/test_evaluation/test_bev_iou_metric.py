@@ -1,4 +1,4 @@
-"""IoU in every convention, against counting sets by hand."""
+"""IoU in all conventions equals that of sets counted by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES = ('road', 'car', 'ghost', 'never')
 
 
 def sample(predicted: dict, truth: dict, ignored: set = frozenset()) -> dict:
-    """Sets of cell numbers of a 2 x 4 grid, by class."""
+    """Return a sample of 2 x 4 cells, given by sets of cell numbers for each class."""
     logits = torch.full((4, 8), -3.0)
     occupancy = torch.zeros(4, 8, dtype=torch.bool)
     valid = torch.ones(8, dtype=torch.bool)
@@ -31,9 +31,9 @@ def sample(predicted: dict, truth: dict, ignored: set = frozenset()) -> dict:
 
 
 IMAGES = [
-    # road: 3 of 5; car: nothing right of 2; cell 7 is ignored, whatever is said about it
+    # road: IoU 3 / 5; car: IoU 0 / 2; cell 7 is ignored, so that its prediction does not count
     sample({'road': {0, 1, 2, 7}, 'car': {4}}, {'road': {0, 1, 2, 3, 4, 7}, 'car': {5}}, {7}),
-    # road: 1 of 1; ghost is predicted and never there
+    # road: IoU 1 / 1; ghost is predicted and never occurs
     sample({'road': {0}, 'ghost': {3}}, {'road': {0}}),
 ]
 
@@ -44,7 +44,7 @@ def evaluate(images: list = IMAGES, **kwargs: object) -> dict:
     return metric.evaluate(len(images))
 
 
-def test_every_convention() -> None:
+def test_all_conventions_equal_counts_by_hand() -> None:
     metrics = evaluate()
     assert metrics['IoU.road'] == pytest.approx(4 / 6)
     assert metrics['IoU.car'] == 0
@@ -57,7 +57,7 @@ def test_every_convention() -> None:
     assert metrics['absent'] == 2
 
 
-def test_sums_over_the_data_set_not_over_batches() -> None:
+def test_result_does_not_depend_on_batches() -> None:
     one_by_one = BEVIoUMetric(classes=CLASSES)
     for image in IMAGES:
         one_by_one.process(None, [image])
@@ -70,40 +70,40 @@ def test_padding_samples_of_a_distributed_sampler_do_not_count() -> None:
     assert metric.evaluate(2)['mIoU'] == evaluate()['mIoU']
 
 
-def test_what_ranks_exchange_grows_with_the_images_only() -> None:
+def test_pickles_that_ranks_exchange_contain_no_shared_storage() -> None:
     metric = BEVIoUMetric(classes=CLASSES)
     metric.process(None, IMAGES * 50)
     metric.evaluate(100)
     metric.process(None, IMAGES * 50)
-    seen: list = []
-    metric.compute_metrics = lambda results: seen.append(len(pickle.dumps(results))) or {}
+    sizes: list = []
+    metric.compute_metrics = lambda results: sizes.append(len(pickle.dumps(results))) or {}
     metric.evaluate(100)
-    assert seen[0] < 100 * 1000  # not 100 times the whole
+    assert sizes[0] < 100 * 1000  # views would pickle the storage of all images for each image
 
 
-def test_nothing_valid_is_not_a_number() -> None:
+def test_metric_without_valid_cells_is_nan() -> None:
     metrics = evaluate([sample({'road': {1}}, {'road': {1}}, set(range(8)))])
     assert math.isnan(metrics['mIoU'])
     assert metrics['absent'] == 4
 
 
-def test_threshold() -> None:
+def test_threshold_is_a_probability() -> None:
     images = [sample({}, {'road': {0}})]
     images[0]['pred_logits'][0, 0, 0] = 1.0  # probability 0.73
     assert evaluate(images)['IoU.road'] == 1
     assert evaluate(images, threshold=0.8)['IoU.road'] == 0
-    with pytest.raises(ValueError, match='threshold must lie in'):
+    with pytest.raises(ValueError, match='threshold must be in'):
         BEVIoUMetric(threshold=1.0)
 
 
-def test_counting_waits_for_nothing() -> None:
+def test_process_has_no_synchronization() -> None:
     metric = BEVIoUMetric(classes=CLASSES)
     with SyncCensus() as counter:
         metric.process(None, IMAGES)
     assert counter.waits == []
 
 
-def test_names_are_those_of_the_data_set() -> None:
+def test_class_names_default_to_those_of_the_data_set() -> None:
     sample = dict(
         pred_logits=torch.ones(1, 4, 4),
         gt_occupancy=torch.ones(1, 4, 4, dtype=torch.bool),
@@ -115,5 +115,5 @@ def test_names_are_those_of_the_data_set() -> None:
     assert metric.evaluate(1)['IoU.vehicle'] == 1
     metric.dataset_meta = None
     metric.process({}, [sample])
-    with pytest.raises(ValueError, match='predicts 1 classes, the data set names 14: drivable'):
+    with pytest.raises(ValueError, match='predicts 1 classes, but the data set names 14: drivable'):
         metric.evaluate(1)

@@ -1,4 +1,4 @@
-"""One batch, few copies, the same numbers as mmseg's own preprocessor."""
+"""Batches are copied to the device in few copies, and normalized as by mmseg's preprocessor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch(count: int = 3, size: tuple[int, int] = (12, 16)) -> dict:
     return dict(inputs=images, data_samples=samples)
 
 
-def test_normalises_as_mmseg_does() -> None:
+def test_images_are_normalized_as_by_mmseg() -> None:
     data = batch()
     ours = BEVDataPreprocessor()(data)['inputs']['imgs']
     stock = SegDataPreProcessor(
@@ -41,14 +41,14 @@ def test_normalises_as_mmseg_does() -> None:
     torch.testing.assert_close(ours, expected)
 
 
-def test_stacked_images_give_the_same() -> None:
+def test_stacked_and_listed_images_give_the_same_result() -> None:
     data = batch()
     listed = BEVDataPreprocessor()(data)['inputs']['imgs']
     stacked = BEVDataPreprocessor()(data | dict(inputs=torch.stack(data['inputs'])))
     assert torch.equal(listed, stacked['inputs']['imgs'])
 
 
-def test_the_batch_is_left_as_it_was() -> None:
+def test_input_images_are_not_modified() -> None:
     data = batch()
     before = [image.clone() for image in data['inputs']]
     BEVDataPreprocessor(bgr_to_rgb=False)(data)
@@ -56,24 +56,26 @@ def test_the_batch_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize('non_blocking', [True, False])
-def test_images_and_labels_cross_once(monkeypatch: pytest.MonkeyPatch, non_blocking: bool) -> None:
-    crossed = []
+def test_images_and_labels_are_each_copied_once(
+    monkeypatch: pytest.MonkeyPatch, non_blocking: bool
+) -> None:
+    copies = []
 
-    def cross(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        crossed.append((tuple(tensor.shape), tensor.dtype))
+    def copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copies.append((tuple(tensor.shape), tensor.dtype))
         return tensor.to(device)
 
-    monkeypatch.setattr(bev_data_preprocessor, 'to_device', cross)
+    monkeypatch.setattr(bev_data_preprocessor, 'to_device', copy)
     BEVDataPreprocessor(non_blocking=non_blocking)(batch())
-    through_pinned = [((3, 3, 12, 16), torch.uint8), ((3, 6, 7), torch.int16)]
-    assert crossed == (through_pinned if non_blocking else [])
+    pinned = [((3, 3, 12, 16), torch.uint8), ((3, 6, 7), torch.int16)]
+    assert copies == (pinned if non_blocking else [])
 
 
-def test_labels_and_calibrations() -> None:
+def test_labels_are_unpacked_and_calibrations_are_passed_to_the_model() -> None:
     data = batch()
     preprocessor = BEVDataPreprocessor()
-    assert 'geometry' not in preprocessor(data)['inputs']  # by itself, without a model
-    preprocessor.prepare_geometry = lambda *seen: seen
+    assert 'geometry' not in preprocessor(data)['inputs']  # without a model
+    preprocessor.prepare_geometry = lambda *arguments: arguments
     inputs = preprocessor(data)['inputs']
     assert inputs['occupancy'].shape == (3, 14, 6, 7)
     assert inputs['valid'].dtype == torch.bool
@@ -83,25 +85,25 @@ def test_labels_and_calibrations() -> None:
     assert pix2bev[2, 0, 0, 0] == pytest.approx(1 / 102)
 
 
-def test_legacy_calibration() -> None:
+def test_legacy_size_scales_every_calibration() -> None:
     preprocessor = BEVDataPreprocessor(legacy_size=(800, 600))
-    preprocessor.prepare_geometry = lambda *seen: seen
+    preprocessor.prepare_geometry = lambda *arguments: arguments
     pix2bev, _ = preprocessor(batch())['inputs']['geometry']
     assert pix2bev[0, 0, 0, 0] == pytest.approx(1 / 50)
     assert pix2bev[0, 0, 1, 1] == pytest.approx(1 / 60)
 
 
-def test_legacy_calibration_is_for_one_camera() -> None:
+def test_legacy_size_refuses_several_cameras() -> None:
     data = batch()
     for sample in data['data_samples']:
         sample.set_metainfo(dict(calibration=[sample.calibration] * 2))
     preprocessor = BEVDataPreprocessor(legacy_size=(800, 600))
-    preprocessor.prepare_geometry = lambda *seen: seen
-    with pytest.raises(ValueError, match='legacy_size is for one camera, found 2'):
+    preprocessor.prepare_geometry = lambda *arguments: arguments
+    with pytest.raises(ValueError, match='legacy_size: expected one camera, .* found 2'):
         preprocessor(data)
 
 
-def test_several_cameras_a_sample() -> None:
+def test_samples_may_have_several_cameras() -> None:
     data = batch()
     for sample in data['data_samples']:
         pose = np.eye(4)
@@ -111,32 +113,32 @@ def test_several_cameras_a_sample() -> None:
         sample.set_metainfo(dict(calibration=[camera, moved]))
     data['inputs'] = [torch.stack([image, image.flip(0)]) for image in data['inputs']]
     preprocessor = BEVDataPreprocessor()
-    preprocessor.prepare_geometry = lambda *seen: seen
+    preprocessor.prepare_geometry = lambda *arguments: arguments
     inputs = preprocessor(data)['inputs']
     assert inputs['imgs'].shape == (3, 2, 3, 12, 16)
-    alone = BEVDataPreprocessor()(batch())['inputs']['imgs']
-    torch.testing.assert_close(inputs['imgs'][:, 0], alone)
+    single = BEVDataPreprocessor()(batch())['inputs']['imgs']
+    torch.testing.assert_close(inputs['imgs'][:, 0], single)
     pix2bev, size = inputs['geometry']
     assert size == (12, 16)
     assert pix2bev.shape == (3, 2, 4, 4)
     assert pix2bev[1, :, :3, 3].tolist() == [[0, 0, 0], [1, 2, 3]]
 
 
-def test_without_labels() -> None:
+def test_labels_are_optional() -> None:
     data = batch()
     for sample in data['data_samples']:
         del sample.gt_bev
     assert 'occupancy' not in BEVDataPreprocessor()(data)['inputs']
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_forward_has_no_synchronization() -> None:
     preprocessor, data = BEVDataPreprocessor(), batch()
     with SyncCensus() as counter:
         preprocessor(data, training=True)
     assert counter.waits == []
 
 
-def test_differing_shapes_are_explained() -> None:
+def test_images_of_different_shapes_are_an_error() -> None:
     data = batch()
     data['inputs'][1] = data['inputs'][1][:, :6]
     with pytest.raises(ValueError, match=r'differ in shape.*BEVResize'):

@@ -1,4 +1,4 @@
-"""The parts fit together, and `legacy` reaches all of them."""
+"""The parts work together, and `legacy` is passed to all of them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def batch(cfg: Config) -> dict:
     return pseudo_collate([dataset[0], dataset[1]])
 
 
-def test_three_modes(tiny_cfg: Config) -> None:
+def test_all_modes_run(tiny_cfg: Config) -> None:
     model, data = build(tiny_cfg), batch(tiny_cfg)
-    torch.nn.init.normal_(model.decode_head.classify.weight)  # zero says the same everywhere
+    # With the initial zero weights, all predictions are equal.
+    torch.nn.init.normal_(model.decode_head.classify.weight)
     losses = model(**model.data_preprocessor(data, True), mode='loss')
     assert set(losses) == {'loss_occupancy', 'loss_prior'}
     model.eval()
@@ -41,7 +42,7 @@ def test_three_modes(tiny_cfg: Config) -> None:
         model({}, None, mode='eval')
 
 
-def test_predicts_without_labels(tiny_cfg: Config) -> None:
+def test_labels_are_needed_for_the_loss_only(tiny_cfg: Config) -> None:
     model, data = build(tiny_cfg), batch(tiny_cfg)
     for sample in data['data_samples']:
         del sample.gt_bev
@@ -50,7 +51,7 @@ def test_predicts_without_labels(tiny_cfg: Config) -> None:
         model(**model.data_preprocessor(data, True), mode='loss')
 
 
-def test_legacy_reaches_every_part(tiny_cfg: Config) -> None:
+def test_legacy_is_passed_to_all_parts(tiny_cfg: Config) -> None:
     model = build(tiny_cfg, legacy=True)
     view = model.view_transform
     assert [view.unit_bins, view.frustum.truncate_cells, view.frustum.linspace_pixels] == [True] * 3
@@ -64,15 +65,15 @@ def test_legacy_reaches_every_part(tiny_cfg: Config) -> None:
     assert model.data_preprocessor.legacy_size is None
 
 
-def test_a_part_may_keep_its_own_flag(tiny_cfg: Config) -> None:
+def test_flag_of_a_part_takes_precedence_over_legacy(tiny_cfg: Config) -> None:
     view = dict(tiny_cfg.model.view_transform, legacy=False)
     model = build(tiny_cfg, legacy=True, view_transform=view)
     assert not model.view_transform.unit_bins
     assert model.decode_head.loss_module.legacy
 
 
-def test_a_copy_prepares_its_own_geometry(tiny_cfg: Config) -> None:
-    """As an averaged model does, which may lie on another device."""
+def test_copy_uses_the_view_transform_of_the_copy(tiny_cfg: Config) -> None:
+    """Averaged models are copies, and may be on another device."""
     model = build(tiny_cfg)
     other = copy.deepcopy(model)
     assert model.data_preprocessor.prepare_geometry.__self__ is model.view_transform
@@ -95,7 +96,7 @@ def test_losses_do_not_depend_on_the_splat(tiny_cfg: Config, splat: str) -> None
         torch.testing.assert_close(losses[splat][key], value, atol=1e-5, rtol=1e-4)
 
 
-def test_forward_and_backward_wait_for_nothing(tiny_cfg: Config) -> None:
+def test_forward_and_backward_have_no_synchronization(tiny_cfg: Config) -> None:
     model, data = build(tiny_cfg), batch(tiny_cfg)
     with SyncCensus() as counter:
         losses = model(**model.data_preprocessor(data, True), mode='loss')

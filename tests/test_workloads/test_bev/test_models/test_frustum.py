@@ -1,4 +1,4 @@
-"""Points, cells and what is said of them: ways of the older code included."""
+"""Points of a frustum have the right cells, with and without the options of the older code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from mmtempo.workloads.bev.models.frustum import Frustum, unlike_column
 from mmtempo.workloads.bev.structures.calibration import Calibration, pixel_to_bev
 from mmtempo.workloads.bev.structures.grid import BEVGrid
-from tests.test_workloads.test_bev.test_models.test_splat import Operations
+from tests.testing.operations import Operations
 
 GRID = BEVGrid(x=(-3.0, 3.0, 0.5), z=(1.0, 5.0, 0.5), y=(-1.0, 2.0))
 IMAGE = (60, 80)
@@ -17,7 +17,7 @@ UPRIGHT = np.array([[60.0, 0, 41.3], [0, 55.0, 27.7], [0, 0, 1]])
 
 
 def pose(axis: int, angle: float) -> np.ndarray:
-    """A camera turned about x (pitch), y (yaw) or z (roll)."""
+    """Return the pose of a camera that is turned about x (pitch), y (yaw) or z (roll)."""
     first, second = [i for i in range(3) if i != axis]
     matrix = np.eye(4)
     matrix[first, first] = matrix[second, second] = np.cos(angle)
@@ -25,7 +25,7 @@ def pose(axis: int, angle: float) -> np.ndarray:
     return matrix
 
 
-def test_pixels_stand_at_stride_centres() -> None:
+def test_feature_pixels_are_at_the_centers_of_strides() -> None:
     v, u = Frustum(GRID, 8).pixel_centres(IMAGE)
     assert u.tolist() == [3.5 + 8 * i for i in range(10)]
     assert v.flatten().tolist() == [3.5 + 8 * i for i in range(8)]
@@ -35,16 +35,16 @@ def test_pixels_stand_at_stride_centres() -> None:
     assert (v[0], v[-1]) == (0, 59)
 
 
-def test_truncation_leaks_from_outside_into_the_first_cell() -> None:
+def test_truncation_moves_points_from_outside_into_the_first_cell() -> None:
     floor, trunc = Frustum(GRID, 8), Frustum(GRID, 8, truncate_cells=True)
-    just_outside = torch.tensor([-3.3])
-    assert not floor._cell(just_outside, *GRID.x)[1].item()
-    index, inside = trunc._cell(just_outside, *GRID.x)
+    outside = torch.tensor([-3.3])
+    assert not floor._cell(outside, *GRID.x)[1].item()
+    index, inside = trunc._cell(outside, *GRID.x)
     assert inside.item()
     assert index.item() == 0
 
 
-def test_upright_cameras_are_like_columns() -> None:
+def test_image_columns_of_upright_cameras_share_their_cells() -> None:
     for yaw in (0.0, 0.3, np.pi):
         assert unlike_column(pixel_to_bev(UPRIGHT, pose(1, yaw))[None, None]) is None
     camera = Calibration.native(UPRIGHT, (80, 60)).resized(70, 30).flipped().cropped(3, 2, 40, 20)
@@ -61,7 +61,7 @@ def test_upright_cameras_are_like_columns() -> None:
         (UPRIGHT + np.eye(3, k=-2) * 1e-9, np.eye(4), 'projective'),
     ],
 )
-def test_the_smallest_tilt_is_not(
+def test_smallest_tilt_or_skew_is_detected(
     intrinsics: np.ndarray, camera_pose: np.ndarray, problem: str
 ) -> None:
     good = pixel_to_bev(UPRIGHT, np.eye(4))
@@ -72,8 +72,8 @@ def test_the_smallest_tilt_is_not(
     assert problem in found
 
 
-def test_points_outside_do_not_fill_up_a_cell() -> None:
-    """Bags of zeros would be summed one point after the other."""
+def test_points_outside_are_spread_over_all_cells() -> None:
+    """A single bag of all of them would be summed sequentially."""
     sky = UPRIGHT + [[0, 0, 0], [0, 0, 1e6], [0, 0, 0]]
     matrices = torch.tensor(pixel_to_bev(sky, np.eye(4))[None, None], dtype=torch.float32)
     placement = Frustum(GRID, 8).place(matrices, torch.arange(1.0, 5.0), IMAGE, 'bag')
@@ -82,8 +82,8 @@ def test_points_outside_do_not_fill_up_a_cell() -> None:
     assert longest == -(-placement.cells.shape[1] // GRID.cells)
 
 
-def test_samples_are_placed_together() -> None:
-    """As many operations for eight calibrations as for two: nothing loops over samples."""
+def test_number_of_operations_does_not_depend_on_the_batch() -> None:
+    """A loop over samples would need more operations for eight calibrations than for two."""
     counts = []
     for batch in (2, 8):
         matrices = np.stack([[pixel_to_bev(UPRIGHT + i, np.eye(4))] for i in range(batch)])
@@ -100,7 +100,7 @@ def test_samples_are_placed_together() -> None:
 
 
 @pytest.mark.parametrize('formulation', ['column', 'bag'])
-def test_order_and_offsets_are_the_cells_sorted(formulation: str) -> None:
+def test_order_and_offsets_sort_points_by_cell(formulation: str) -> None:
     matrices = np.stack([[pixel_to_bev(UPRIGHT + i, np.eye(4))] for i in range(3)])
     geometry = (
         Frustum(GRID, 8)

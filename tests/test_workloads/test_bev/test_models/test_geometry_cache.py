@@ -1,4 +1,4 @@
-"""Kept, found again, and let go: whatever a run brings, the cache stays as small as it was set."""
+"""The cache computes each placement once, and never exceeds its size."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import torch
 
 from mmtempo.workloads.bev.models.frustum import Placement
 from mmtempo.workloads.bev.models.geometry_cache import GeometryCache
-from tests.test_workloads.test_bev.test_models.test_splat import Operations
+from tests.testing.operations import Operations
 
 
 class Maker:
-    """Makes placements that tell which sample they are of."""
+    """Function that makes placements whose cell is the key of the sample."""
 
     def __init__(self, keys: list[str], hint: bool = False) -> None:
         self.keys = keys
         self.hint = hint
-        self.asked: list[list[str]] = []
+        self.calls: list[list[str]] = []
 
-    def __call__(self, numbers: list[int]) -> Placement:
-        self.asked.append([self.keys[number] for number in numbers])
-        value = torch.tensor([[ord(self.keys[number])] for number in numbers])
+    def __call__(self, indices: list[int]) -> Placement:
+        self.calls.append([self.keys[index] for index in indices])
+        value = torch.tensor([[ord(self.keys[index])] for index in indices])
         return Placement(value > 0, value, value + 1, None, value.float() if self.hint else None)
 
 
 def fetch(cache: GeometryCache, keys: str, **kwargs: bool) -> tuple[str, list[list[str]]]:
-    """What came back, as text, and what had to be made."""
+    """Return the keys of the fetched placements, and those of each call of the maker."""
     maker = Maker(list(keys), **kwargs)
     placement = cache.fetch(list(keys), maker)
-    return ''.join(chr(int(cell)) for cell in placement.cells), maker.asked
+    return ''.join(chr(int(cell)) for cell in placement.cells), maker.calls
 
 
-def test_makes_what_is_missing_at_once_and_each_only_once() -> None:
+def test_missing_placements_are_made_once_and_in_one_call() -> None:
     cache = GeometryCache(10)
     assert fetch(cache, 'abc') == ('abc', [['a', 'b', 'c']])
     assert fetch(cache, 'cab') == ('cab', [])
@@ -42,7 +42,7 @@ def test_makes_what_is_missing_at_once_and_each_only_once() -> None:
     assert (cache.misses, cache.hits) == (6, 7)
 
 
-def test_never_keeps_more_than_its_size_and_drops_the_longest_unused() -> None:
+def test_least_recently_used_placements_are_evicted_beyond_the_size() -> None:
     cache = GeometryCache(3)
     fetch(cache, 'abc')
     fetch(cache, 'a')
@@ -55,17 +55,17 @@ def test_never_keeps_more_than_its_size_and_drops_the_longest_unused() -> None:
         assert len(cache) == 3
 
 
-def test_a_batch_larger_than_the_cache_is_served() -> None:
+def test_batch_may_be_larger_than_the_cache() -> None:
     cache = GeometryCache(2)
     assert fetch(cache, 'abcd') == ('abcd', [['a', 'b', 'c', 'd']])
     assert fetch(cache, 'dcba') == ('dcba', [['b', 'a']])
     assert len(cache) == 2
-    nothing = GeometryCache(0)
-    assert fetch(nothing, 'aab') == ('aab', [['a', 'b']])
-    assert len(nothing) == 0
+    empty = GeometryCache(0)
+    assert fetch(empty, 'aab') == ('aab', [['a', 'b']])
+    assert len(empty) == 0
 
 
-def test_optional_fields() -> None:
+def test_optional_fields_may_be_none() -> None:
     cache = GeometryCache(4)
     for keys in ('ab', 'bc'):
         maker = Maker(list(keys), hint=True)
@@ -74,17 +74,17 @@ def test_optional_fields() -> None:
         assert placement.hint.flatten().tolist() == [float(ord(key)) for key in keys]
 
 
-def test_what_is_used_again_lets_go_of_its_batch() -> None:
+def test_reused_placements_own_their_memory() -> None:
     cache = GeometryCache(4)
     fetch(cache, 'abcd')
     fetch(cache, 'bd')
     for key, (placement, _) in cache._kept.items():
         cells = placement.cells
-        alone = cells.untyped_storage().nbytes() == cells.numel() * cells.element_size()
-        assert alone == (key in 'bd')
+        owned = cells.untyped_storage().nbytes() == cells.numel() * cells.element_size()
+        assert owned == (key in 'bd')
 
 
-def test_what_is_never_used_again_is_never_copied() -> None:
+def test_placements_are_copied_at_their_first_reuse_only() -> None:
     cache = GeometryCache(4)
     keys = 'abcdefghijklmnop'
     with Operations() as operations:
@@ -94,10 +94,10 @@ def test_what_is_never_used_again_is_never_copied() -> None:
     with Operations() as operations:
         fetch(cache, 'mn')
         fetch(cache, 'nm')
-    assert operations.names.count('clone') == 6  # three fields of two samples, once
+    assert operations.names.count('clone') == 6  # three fields of two samples
 
 
-def test_copies_start_empty() -> None:
+def test_copies_and_pickles_are_empty() -> None:
     cache = GeometryCache(4)
     fetch(cache, 'abcd')
     for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):

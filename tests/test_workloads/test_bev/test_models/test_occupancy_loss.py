@@ -1,4 +1,4 @@
-"""The loss of the specification, and the older form of it."""
+"""The loss equals a sum by hand, in its current and its legacy form."""
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ def inputs() -> tuple:
 
 
 def by_hand(legacy: bool) -> tuple[float, float]:
+    """Return both losses of `inputs`, summed cell by cell."""
     logits, occupancy, valid = inputs()
     total = pulled = 0.0
     for b, c, i, j in torch.ones_like(logits).nonzero().tolist():
@@ -35,14 +36,14 @@ def by_hand(legacy: bool) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize('legacy', [False, True])
-def test_equals_the_sum_by_hand(legacy: bool) -> None:
+def test_losses_equal_the_sum_by_hand(legacy: bool) -> None:
     losses = OccupancyLoss(PRIORS, legacy=legacy)(*inputs())
     occupancy, prior = by_hand(legacy)
     assert losses['loss_occupancy'].item() == pytest.approx(occupancy, rel=1e-5)
     assert losses['loss_prior'].item() == pytest.approx(prior, rel=1e-5)
 
 
-def test_share_of_ignored_cells_does_not_shrink_the_loss() -> None:
+def test_only_legacy_loss_shrinks_with_ignored_cells() -> None:
     logits, occupancy, valid = torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4).bool(), None
     values = {}
     for legacy in (False, True):
@@ -56,7 +57,7 @@ def test_share_of_ignored_cells_does_not_shrink_the_loss() -> None:
 
 
 @pytest.mark.parametrize('fill', [False, True])
-def test_all_or_nothing_valid_stays_finite(fill: bool) -> None:
+def test_losses_are_finite_with_all_or_no_cells_valid(fill: bool) -> None:
     logits, occupancy, _ = inputs()
     losses = OccupancyLoss(PRIORS)(logits, occupancy, torch.full((2, 4, 5), fill))
     sum(losses.values()).backward()
@@ -65,13 +66,13 @@ def test_all_or_nothing_valid_stays_finite(fill: bool) -> None:
     assert losses['loss_prior' if fill else 'loss_occupancy'] == 0
 
 
-def test_half_precision_logits_are_summed_in_float32() -> None:
+def test_losses_of_half_precision_logits_are_float32() -> None:
     logits, occupancy, valid = inputs()
     losses = OccupancyLoss(PRIORS)(logits.bfloat16(), occupancy, valid)
     assert losses['loss_occupancy'].dtype == torch.float32
 
 
 @pytest.mark.parametrize('priors', [(), (0.0, 0.5), (0.5, 1.0)])
-def test_impossible_priors(priors: tuple) -> None:
+def test_priors_must_be_between_0_and_1(priors: tuple) -> None:
     with pytest.raises(ValueError, match='strictly in'):
         OccupancyLoss(priors)

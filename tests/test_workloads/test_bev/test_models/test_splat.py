@@ -1,4 +1,4 @@
-"""All formulations are the same sum: values, gradients, in any geometry."""
+"""All formulations give the same sum and gradients, in any geometry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmtempo.benchmarks.harness import allocated_bytes
 from mmtempo.benchmarks.splat.measure import (
@@ -24,23 +23,12 @@ from mmtempo.workloads.bev.models.geometry_cache import GeometryCache
 from mmtempo.workloads.bev.models.splat import SPLATS, splat
 from mmtempo.workloads.bev.structures.calibration import Calibration, pixel_to_bev
 from mmtempo.workloads.bev.structures.grid import BEVGrid
+from tests.testing.operations import Operations
 from tests.testing.splat_by_hand import by_hand
 
-# What torch's documentation lists as not deterministic on CUDA, of what a splat might use.
+# Operations that a splat might use and that torch documents as nondeterministic on CUDA.
 NOT_DETERMINISTIC = {'index_add', 'index_add_', 'scatter_add', 'scatter_add_', 'put_', 'bincount'}
 NOT_DETERMINISTIC |= {'cumsum', 'index_put', 'index_put_', 'histc', 'scatter_reduce'}
-
-
-class Operations(TorchDispatchMode):
-    """Names of all operations, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore
-        self.names.append(func.name().split('::')[1].split('.')[0])
-        return func(*args, **(kwargs or {}))
 
 
 def geometry_of(
@@ -65,7 +53,7 @@ def make_data(geometry: SplatGeometry, channels: int, dtype: torch.dtype = torch
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple:
-    """A frustum, depth bins, calibrations after flips and crops, and an image size."""
+    """Draw a frustum, depth bins, calibrations after flips and crops, and an image size."""
     number = draw(st.integers(1, 8))
     rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     cell = draw(st.sampled_from([0.25, 0.5, 1.0]))
@@ -82,7 +70,7 @@ def cases(draw: st.DrawFn) -> tuple:
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     batch = draw(st.integers(1, 3))
     matrices = np.zeros((batch, cameras, 4, 4))
-    for place in np.ndindex(batch, cameras):
+    for index in np.ndindex(batch, cameras):
         intrinsics = np.diag([*rng.uniform(5, 40, 2), 1.0])
         intrinsics[:2, 2] = rng.uniform(0.2, 0.8, 2) * size[::-1]
         pose = np.eye(4)
@@ -98,7 +86,7 @@ def cases(draw: st.DrawFn) -> tuple:
             camera = camera.flipped()
         if rng.random() < 0.5:
             camera = camera.cropped(*rng.integers(-3, 4, 2), *size[::-1])
-        matrices[place] = pixel_to_bev(camera.intrinsics, camera.cam2bev)
+        matrices[index] = pixel_to_bev(camera.intrinsics, camera.cam2bev)
     depths = torch.arange(number) * draw(st.sampled_from([0.3, 0.5, 1.0])) + 0.5
     return frustum, depths, matrices, size
 
@@ -110,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple:
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-def test_all_formulations_are_the_sum_by_hand(case: tuple) -> None:
+def test_all_formulations_equal_the_sum_by_hand(case: tuple) -> None:
     frustum, depths, pix2bev, size = case
     possible = [name for name in SPLATS if name != 'column' or unlike_column(pix2bev) is None]
     expected = None
@@ -123,13 +111,13 @@ def test_all_formulations_are_the_sum_by_hand(case: tuple) -> None:
             flat = bev.flatten(2).transpose(1, 2).reshape(-1, 2)
             expected = flat, *torch.autograd.grad(flat, [context, depth], grad.double())
         grid = splat(context, depth, geometry)
-        found = grid, *torch.autograd.grad(grid, [context, depth], grad)
-        for ours, right in zip(found, expected):
-            torch.testing.assert_close(ours.double(), right.double(), atol=1e-5, rtol=1e-5)
+        values = grid, *torch.autograd.grad(grid, [context, depth], grad)
+        for ours, by_sum in zip(values, expected):
+            torch.testing.assert_close(ours.double(), by_sum.double(), atol=1e-5, rtol=1e-5)
 
 
-def test_upright_cameras_all_around() -> None:
-    """The column form of several cameras: turned and moved, but neither tilted nor skewed."""
+def test_all_formulations_are_exact_for_upright_cameras_around_a_vehicle() -> None:
+    """Cameras that are turned and moved, but neither tilted nor skewed."""
     rng = np.random.default_rng(0)
     matrices = np.zeros((2, 4, 4, 4))
     for sample, camera in np.ndindex(2, 4):
@@ -156,15 +144,15 @@ def test_upright_cameras_all_around() -> None:
 
 
 @pytest.mark.parametrize('formulation', ['column', 'bag'])
-def test_runs_without_any_value(formulation: str) -> None:
-    """On tensors that have shapes only, whatever looks at a value is an error."""
+def test_no_operation_reads_a_value(formulation: str) -> None:
+    """With fake tensors, which have shapes only, reading a value raises an error."""
     frustum = Frustum(BEVGrid(x=(-2.0, 2.0, 0.5), z=(1.0, 4.0, 0.5), y=(-1.0, 2.0)), 8, ground=1.0)
     cache = GeometryCache(4)
     with FakeTensorMode():
         cameras, depths = torch.empty(2, 1, 4, 4), torch.empty(3)
         for _ in range(2):
             placement = cache.fetch(
-                [0, 1], lambda numbers: frustum.place(cameras, depths, (16, 24), formulation)
+                [0, 1], lambda indices: frustum.place(cameras, depths, (16, 24), formulation)
             )
             geometry = placement.join(formulation, frustum.grid.cells)
             context = torch.empty(2, 5, 2, 3, requires_grad=True)
@@ -176,7 +164,7 @@ def test_runs_without_any_value(formulation: str) -> None:
     assert context.grad.shape == context.shape
 
 
-def small(formulation: str, legacy: bool = False, cameras: int = 1) -> SplatGeometry:
+def small_geometry(formulation: str, legacy: bool = False, cameras: int = 1) -> SplatGeometry:
     intrinsics = np.array([[20.0, 0, 10], [0, 18.0, 8], [0, 0, 1]])
     pix2bev = pixel_to_bev(np.broadcast_to(intrinsics, (2, cameras, 3, 3)), np.eye(4))
     grid = BEVGrid(x=(-2.0, 2.0, 0.5), z=(1.0, 4.0, 0.5), y=(-1.0, 2.0))
@@ -186,15 +174,15 @@ def small(formulation: str, legacy: bool = False, cameras: int = 1) -> SplatGeom
 
 @pytest.mark.parametrize('legacy', [False, True])
 @pytest.mark.parametrize('formulation', SPLATS)
-def test_gradcheck(formulation: str, legacy: bool) -> None:
-    geometry = small(formulation, legacy)
+def test_gradients_pass_gradcheck(formulation: str, legacy: bool) -> None:
+    geometry = small_geometry(formulation, legacy)
     context, depth, _ = make_data(geometry, channels=3, dtype=torch.double)
     assert torch.autograd.gradcheck(lambda *x: splat(*x, geometry), (context, depth))
 
 
 @pytest.mark.parametrize('formulation', SPLATS)
 @pytest.mark.parametrize('where', ['far below', 'far left'])
-def test_all_points_outside(formulation: str, where: str) -> None:
+def test_grid_and_gradients_are_zero_with_all_points_outside(formulation: str, where: str) -> None:
     intrinsics = np.array([[20.0, 0, 10], [0, 18.0, 8], [0, 0, 1]])
     intrinsics[(0 if where == 'far left' else 1), 2] = -1e5
     pix2bev = pixel_to_bev(intrinsics, np.eye(4))[None, None]
@@ -210,8 +198,7 @@ def test_all_points_outside(formulation: str, where: str) -> None:
 
 
 @pytest.mark.parametrize('formulation', SPLATS)
-def test_one_cell(formulation: str) -> None:
-    """Then the splat is the sum of everything inside."""
+def test_grid_of_one_cell_has_the_sum_of_all_points(formulation: str) -> None:
     pix2bev = pixel_to_bev(np.array([[20.0, 0, 10], [0, 18.0, 8], [0, 0, 1]]), np.eye(4))
     frustum = Frustum(BEVGrid(x=(-90.0, 90.0, 180.0), z=(0.0, 9.0, 9.0), y=(-90.0, 90.0)), 8)
     geometry = geometry_of(
@@ -224,16 +211,16 @@ def test_one_cell(formulation: str) -> None:
 
 
 @pytest.mark.parametrize('formulation', ['column', 'bag'])
-def test_waits_for_nothing(formulation: str) -> None:
-    geometry = small(formulation)
+def test_forward_and_backward_have_no_synchronization(formulation: str) -> None:
+    geometry = small_geometry(formulation)
     context, depth, grad = make_data(geometry, channels=3)
     with SyncCensus() as counter:
         splat(context, depth, geometry).backward(grad)
     assert counter.waits == []
 
 
-def test_the_classic_waits() -> None:
-    geometry = small('cumsum')
+def test_cumsum_synchronizes() -> None:
+    geometry = small_geometry('cumsum')
     context, depth, grad = make_data(geometry, channels=3)
     with SyncCensus() as counter:
         splat(context, depth, geometry).backward(grad)
@@ -241,8 +228,8 @@ def test_the_classic_waits() -> None:
 
 
 @pytest.mark.parametrize('formulation', ['column', 'bag'])
-def test_uses_deterministic_operations_only(formulation: str) -> None:
-    geometry = small(formulation)
+def test_all_operations_are_deterministic(formulation: str) -> None:
+    geometry = small_geometry(formulation)
     context, depth, grad = make_data(geometry, channels=3)
     torch.use_deterministic_algorithms(True)
     try:
@@ -261,10 +248,10 @@ def test_uses_deterministic_operations_only(formulation: str) -> None:
 
 @pytest.mark.parametrize('formulation', SPLATS)
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_sums_in_float32_inside_autocast(formulation: str, dtype: torch.dtype) -> None:
-    geometry = small(formulation)
+def test_sums_are_float32_inside_autocast(formulation: str, dtype: torch.dtype) -> None:
+    geometry = small_geometry(formulation)
     context, depth, grad = make_data(geometry, channels=3)
-    # Two of them in one cell are more than half precision can hold.
+    # Two of these in one cell exceed the range of half precision.
     context = torch.full_like(context, 6e4).to(dtype).requires_grad_()
     depth = depth.detach().to(dtype).requires_grad_()
     with torch.autocast('cpu', dtype):
@@ -278,13 +265,13 @@ def test_sums_in_float32_inside_autocast(formulation: str, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize('name', WORKLOADS)
-def test_allocates_a_fraction_of_the_classic(name: str) -> None:
+def test_auto_allocates_a_fraction_of_the_reference(name: str) -> None:
     workload = WORKLOADS[name]
     pix2bev, size = workload.pix2bev(0), workload.image_size
-    found = {}
+    allocated = {}
     for formulation in ('auto', REFERENCE):
         geometry = workload.view(formulation).prepare(pix2bev, size)
         inputs = make_inputs(geometry, torch.float32)
-        found[formulation] = allocated_bytes(lambda i=inputs, g=geometry: step(i, g))
-    assert found['auto'] > 1e7  # at least the grid and its gradient
-    assert found['auto'] <= MAX_BYTES[workload.kind] * found[REFERENCE]
+        allocated[formulation] = allocated_bytes(lambda i=inputs, g=geometry: step(i, g))
+    assert allocated['auto'] > 1e7  # at least the grid and its gradient
+    assert allocated['auto'] <= MAX_BYTES[workload.kind] * allocated[REFERENCE]

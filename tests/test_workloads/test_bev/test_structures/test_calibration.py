@@ -1,4 +1,4 @@
-"""After any chain of resize, crop and flip a 3-D point still lands on the same image content."""
+"""Any chain of resizes, crops and flips projects a 3-D point to the same image content."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ WIDTH, HEIGHT = 640, 360
 
 
 def picture_with_dot(pixel: np.ndarray) -> np.ndarray:
-    """A smooth bright dot, centred with subpixel accuracy."""
+    """Return an image with a smooth bright dot, centered with subpixel accuracy."""
     v, u = np.mgrid[:HEIGHT, :WIDTH]
     dot = np.exp(-((u - pixel[0]) ** 2 + (v - pixel[1]) ** 2) / (2 * 6.0**2))
     return np.repeat((255 * dot)[..., None], 3, 2).astype(np.uint8)
 
 
 def find_dot(image: np.ndarray) -> np.ndarray:
+    """Return the center of the dot in pixels."""
     weight = image[..., 0].astype(np.float64)
     v, u = np.mgrid[: image.shape[0], : image.shape[1]]
     return np.array([(u * weight).sum(), (v * weight).sum()]) / weight.sum()
@@ -44,17 +45,17 @@ step = st.one_of(
 @given(
     chain=st.lists(step, max_size=5),
     focal=st.floats(250, 700),
-    centre=st.tuples(st.floats(250, 390), st.floats(140, 220)),
+    center=st.tuples(st.floats(250, 390), st.floats(140, 220)),
     skew=st.floats(-20, 20),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
-def test_point_stays_on_its_content(
-    chain: list, focal: float, centre: tuple, skew: float, seed: int
+def test_point_projects_to_the_same_content_after_any_transforms(
+    chain: list, focal: float, center: tuple, skew: float, seed: int
 ) -> None:
-    intrinsics = np.array([[focal, skew, centre[0]], [0, focal, centre[1]], [0, 0, 1.0]])
+    intrinsics = np.array([[focal, skew, center[0]], [0, focal, center[1]], [0, 0, 1.0]])
     target = np.array([330.0, 170.0, 1.0])
-    point = np.linalg.inv(intrinsics) @ target * 17.0  # 17 m ahead, somewhere near the middle
+    point = np.linalg.inv(intrinsics) @ target * 17.0  # 17 m ahead, near the middle
     calibration = Calibration.native(intrinsics, (WIDTH, HEIGHT))
     results = dict(img=picture_with_dot(target[:2]), calibration=calibration)
     np.random.seed(seed)
@@ -71,8 +72,8 @@ def test_point_stays_on_its_content(
     np.testing.assert_allclose(found, expected, atol=0.15)
 
 
-def test_flip_mirrors_label_with_the_scene() -> None:
-    """A point on the ground keeps the label cell it stands on."""
+def test_flip_mirrors_label_and_scene() -> None:
+    """The label cell of a ground point moves with the point."""
     intrinsics = np.array([[300.0, 0, 333], [0, 300, 180], [0, 0, 1]])
     label = np.zeros((196, 200), np.uint16)
     label[40, 150] = 7  # x = 12.625, z = 11.125
@@ -90,19 +91,19 @@ def test_flip_mirrors_label_with_the_scene() -> None:
     assert results['calibration'].intrinsics[0, 0] > 0
 
 
-def test_resize_matches_opencv_pixel_centres() -> None:
-    """Halving twice is not the same as ignoring the half-pixel shift."""
+def test_resize_matches_pixel_centers_of_opencv() -> None:
+    """A resize shifts the principal point by a part of a pixel."""
     calibration = Calibration.native(np.diag([100.0, 100, 1]), (640, 360)).resized(320, 180)
     assert calibration.intrinsics[0, 2] == pytest.approx(-0.25)
-    ramp = np.tile(np.arange(8, dtype=np.float32), (8, 1))  # each pixel says where it was
+    ramp = np.tile(np.arange(8, dtype=np.float32), (8, 1))  # the value of a pixel is its column
     small = cv2.resize(ramp, (4, 4), interpolation=cv2.INTER_LINEAR)
     half = Calibration.native(np.eye(3), (8, 8)).resized(4, 4)
     for column in range(4):
-        there = half.project(np.array([small[0, column], 0, 1.0]))[0]
-        assert there == pytest.approx(column)
+        projected = half.project(np.array([small[0, column], 0, 1.0]))[0]
+        assert projected == pytest.approx(column)
 
 
-def test_legacy_ignores_size_crop_and_flip() -> None:
+def test_legacy_intrinsics_ignore_size_crop_and_flip() -> None:
     native = np.array([[1266.0, 0, 816], [0, 1266, 491], [0, 0, 1]])
     calibration = Calibration.native(native, (1600, 900)).cropped(10, 20, 800, 600).flipped()
     legacy = calibration.legacy_intrinsics((800, 600))
@@ -111,7 +112,7 @@ def test_legacy_ignores_size_crop_and_flip() -> None:
 
 
 @pytest.mark.parametrize(
-    ('matrix', 'says'),
+    ('matrix', 'message'),
     [
         ([[1, 0], [0, 1]], r'must be 3x3, found shape \(2, 2\)'),
         ([[1, 0, 0], [0, 0, 0], [0, 0, 1]], 'not invertible'),
@@ -121,12 +122,12 @@ def test_legacy_ignores_size_crop_and_flip() -> None:
         ([[1, 2, 3], [4]], 'matrix of numbers'),
     ],
 )
-def test_bad_intrinsics_are_named(matrix: object, says: str) -> None:
-    with pytest.raises(ValueError, match=f'calib/token7: .*{says}'):
+def test_errors_name_where_invalid_intrinsics_are(matrix: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f'calib/token7: .*{message}'):
         check_intrinsics(matrix, 'calib/token7')
 
 
-def test_scale_does_not_matter_for_invertibility() -> None:
+def test_small_intrinsics_are_invertible() -> None:
     check_intrinsics(np.diag([1e-4, 1e-4, 1.0]), 'tiny')
 
 
@@ -136,8 +137,8 @@ def test_scale_does_not_matter_for_invertibility() -> None:
     skew=st.floats(-20, 20),
     flips=st.integers(0, 2),
 )
-def test_pixels_look_where_points_are(yaw: float, tilt: float, skew: float, flips: int) -> None:
-    """A point projected, then followed back along its pixel's ray, is itself."""
+def test_pixel_to_bev_inverts_project(yaw: float, tilt: float, skew: float, flips: int) -> None:
+    """A point that is projected and taken back along its pixel's ray is the same point."""
     turn = np.array([[np.cos(yaw), 0, np.sin(yaw)], [0, 1, 0], [-np.sin(yaw), 0, np.cos(yaw)]])
     lean = [[1, 0, 0], [0, np.cos(tilt), -np.sin(tilt)], [0, np.sin(tilt), np.cos(tilt)]]
     pose = np.eye(4)
@@ -167,7 +168,7 @@ def test_pixels_look_where_points_are(yaw: float, tilt: float, skew: float, flip
         (np.full((4, 4), np.nan).tolist(), 'contain NaN'),
     ],
 )
-def test_wrong_poses(pose: object, message: str) -> None:
+def test_poses_must_be_rigid(pose: object, message: str) -> None:
     with pytest.raises(ValueError, match=f'here: .*{message}'):
         check_pose(pose, 'here')
     moved = np.eye(4)

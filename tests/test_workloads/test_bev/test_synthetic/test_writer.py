@@ -1,8 +1,7 @@
-"""Pictures and labels agree, and the same arguments give the same files."""
+"""Files of a data set agree with each other, and depend on its arguments only."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -10,138 +9,31 @@ import cv2
 import numpy as np
 import pytest
 
+from mmtempo.workloads.bev.structures.calibration import CAMERA_NAMES
 from mmtempo.workloads.bev.structures.grid import LABEL_GRID
-from mmtempo.workloads.bev.structures.labels import CLASSES, IGNORE_BIT, PALETTE
-from mmtempo.workloads.bev.synthetic import (
-    Box,
-    Camera,
-    Ground,
-    Scene,
-    make_label,
-    make_scene,
-    render_image,
+from mmtempo.workloads.bev.structures.labels import CLASSES
+from mmtempo.workloads.bev.synthetic import Ground, Scene
+from mmtempo.workloads.bev.synthetic import writer as writer_module
+from mmtempo.workloads.bev.synthetic.rig import VEHICLES
+from mmtempo.workloads.bev.synthetic.writer import Job, make_sample, write_dataset
+from tests.testing.bev_scenes import (
+    SIZE,
+    bits,
+    cell_pixels,
+    digest,
+    ignored,
+    is_class,
+    read_label,
 )
-from mmtempo.workloads.bev.synthetic.writer import write_dataset
-
-INTRINSICS = np.array([[700.0, 0, 500], [0, 700.0, 260], [0, 0, 1]])
-CAMERA = Camera(INTRINSICS, (1000, 560))
 
 
-def bits(label: np.ndarray, name: str) -> np.ndarray:
-    return (label >> CLASSES.index(name)) & 1 == 1
+def make_folders(root: Path, split: str) -> None:
+    (root / 'ann_bev_dir' / split).mkdir(parents=True)
+    for camera in CAMERA_NAMES:
+        (root / 'img_dir' / split / camera).mkdir(parents=True)
 
 
-def cell(x: float, z: float) -> tuple[int, int]:
-    return int((z - 1) / 0.25), int((x + 25) / 0.25)
-
-
-def test_ground_in_picture_and_label_is_the_same_ground() -> None:
-    """Each visible cell's centre shows its class's colour."""
-    rng = np.random.default_rng(3)
-    square = np.array([[-4.0, 10], [5, 11], [6, 24], [-3, 22]])
-    scene = Scene((Ground('carpark', square),), ())
-    image, label = render_image(scene, CAMERA, rng), make_label(scene, CAMERA)
-    colour = np.array(PALETTE[CLASSES.index('carpark')][::-1], float)
-    # Compare hues: texture and light change the brightness only.
-    wrong = total = 0
-    inside = cv2.erode(bits(label, 'carpark').astype(np.uint8), np.ones((5, 5)))
-    outside = cv2.dilate(bits(label, 'carpark').astype(np.uint8), np.ones((5, 5)))
-    for row in range(30, 90, 3):
-        for column in range(70, 140, 3):
-            if label[row, column] >> IGNORE_BIT & 1 or inside[row, column] != outside[row, column]:
-                continue
-            x, z = -25 + (column + 0.5) * 0.25, 1 + (row + 0.5) * 0.25
-            u, v = CAMERA.project(np.array([[x, CAMERA.height, z]]))[0]
-            pixel = image[round(v), round(u)].astype(float)
-            is_carpark = abs(pixel[0] / pixel.sum() - colour[0] / colour.sum()) < 0.08
-            total += 1
-            wrong += is_carpark != bool(inside[row, column])
-    assert total > 200
-    assert wrong == 0
-
-
-def test_box_hides_the_ground_behind_it_and_carries_its_class() -> None:
-    box = Box('truck', 1.0, 12.0, 0.3, 2.5, 6.0, 2.9)
-    label = make_label(Scene((), (box,)), CAMERA)
-    row, column = cell(1.0, 12.0)
-    assert bits(label, 'truck')[row, column]
-    assert not label[row, column] >> IGNORE_BIT & 1
-    # Along the same ray: seen before the box, hidden behind it.
-    assert not label[cell(0.6, 7.0)] >> IGNORE_BIT & 1
-    assert label[cell(2.0, 24.0)] >> IGNORE_BIT & 1
-    footprint = bits(label, 'truck').sum() * 0.25**2
-    assert footprint == pytest.approx(2.5 * 6.0, rel=0.1)
-
-
-def test_hidden_box_is_ignored() -> None:
-    boxes = (
-        Box('bus', 0.0, 9.0, 0.0, 8.0, 4.0, 3.6),
-        Box('car', 0.0, 20.0, 0.0, 1.9, 4.6, 1.7),
-    )
-    label = make_label(Scene((), boxes), CAMERA)
-    assert not bits(label, 'car').any()
-    assert label[cell(0.0, 20.0)] >> IGNORE_BIT & 1
-
-
-def test_outside_of_the_picture_is_ignored() -> None:
-    label = make_label(Scene((), ()), CAMERA)
-    ignored = (label >> IGNORE_BIT & 1).astype(bool)
-    assert ignored[:, 0][: cell(0, 30)[0]].all()  # far left
-    assert ignored[0].all()  # below the picture
-    assert not ignored[cell(0.0, 30.0)]
-    left_edge = CAMERA.intrinsics[0, 2] / CAMERA.intrinsics[0, 0] * 30
-    assert ignored[cell(-left_edge - 0.5, 30.0)]
-    assert not ignored[cell(-left_edge + 0.5, 30.0)]
-
-
-def test_crossing_lies_on_the_road_and_road_covers_the_pavement() -> None:
-    wide = np.array([[-9.0, 5], [9, 5], [9, 40], [-9, 40]])
-    scene = Scene(
-        (
-            Ground('walkway', wide),
-            Ground('drivable_area', wide * np.array([0.5, 1])),
-            Ground('ped_crossing', wide * np.array([0.5, 0.5])),
-        ),
-        (),
-    )
-    label = make_label(scene, CAMERA)
-    assert label[cell(0.0, 10.0)] == 0b11
-    assert label[cell(0.0, 30.0)] == 0b01
-    assert label[cell(7.0, 30.0)] == 0b100
-
-
-def test_scenes_differ_and_are_repeatable() -> None:
-    first, again = (make_scene(np.random.default_rng(5)) for _ in range(2))
-    assert repr(first) == repr(again)
-    assert repr(first) != repr(make_scene(np.random.default_rng(6)))
-    assert all(box.name != 'construction_vehicle' for box in first.boxes)
-
-
-def test_scenes_for_one_camera_stay_what_they_are() -> None:
-    """Data sets made before the generator knew of several cameras can be made again."""
-    scene = make_scene(np.random.default_rng(5))
-    places = [(box.name, round(box.x, 4), round(box.z, 4)) for box in scene.boxes]
-    assert places == [
-        ('bicycle', 6.2454, 11.8965),
-        ('truck', -0.4561, 28.0638),
-        ('pedestrian', 8.7471, 39.0974),
-        ('car', 0.3924, 14.577),
-        ('trailer', 6.0764, 18.8858),
-        ('car', 8.8943, 30.9839),
-    ]
-    names = ['carpark', 'walkway', 'drivable_area', 'drivable_area', 'ped_crossing']
-    assert [ground.name for ground in scene.grounds] == names
-
-
-def digest(root: Path) -> dict:
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob('*'))
-        if path.is_file()
-    }
-
-
-def test_same_files_whatever_the_number_of_workers(tmp_path: Path) -> None:
+def test_files_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     for workers in (1, 2):
         root = tmp_path / str(workers)
         tokens = list(
@@ -152,7 +44,7 @@ def test_same_files_whatever_the_number_of_workers(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / '1/calib.json').read_text())) == 7
 
 
-def test_never_half_a_data_set(tmp_path: Path) -> None:
+def test_interrupted_write_leaves_no_files(tmp_path: Path) -> None:
     root = tmp_path / 'bev'
     writing = write_dataset(str(root), dict(train=6), (160, 90))
     next(writing)
@@ -164,20 +56,101 @@ def test_never_half_a_data_set(tmp_path: Path) -> None:
         next(write_dataset(str(root), dict(train=1), (160, 90)))
 
 
-def test_labels_hold_what_the_metric_must_cope_with(tmp_path: Path) -> None:
-    """Several intrinsics, absent classes, images that are nearly all ignored."""
+def test_interrupted_write_of_six_cameras_leaves_no_files(tmp_path: Path) -> None:
+    root = tmp_path / 'bev'
+    writing = write_dataset(str(root), dict(train=6), (64, 36), multicam=True)
+    next(writing)
+    assert not root.exists()
+    writing.close()  # as Ctrl-C does
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_have_absent_classes_and_nearly_ignored_images(tmp_path: Path) -> None:
+    """The metric must handle these, and several intrinsics."""
     root = tmp_path / 'bev'
     list(write_dataset(str(root), dict(train=20), (160, 90), workers=2))
-    labels = [
-        cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-        for path in sorted((root / 'ann_bev_dir/train').iterdir())
-    ]
+    labels = [read_label(path) for path in sorted((root / 'ann_bev_dir/train').iterdir())]
     assert all(label.shape == (LABEL_GRID.rows, LABEL_GRID.columns) for label in labels)
     present = np.bitwise_or.reduce([np.bitwise_or.reduce(label, None) for label in labels])
     assert not present >> CLASSES.index('construction_vehicle') & 1
     assert present & 0b1111 == 0b1111
-    ignored = [(label >> IGNORE_BIT & 1).mean() for label in labels]
-    assert max(ignored) > 0.8
-    assert min(ignored) < 0.7
+    shares = [ignored(label).mean() for label in labels]
+    assert max(shares) > 0.8
+    assert min(shares) < 0.7
     calibrations = json.loads((root / 'calib.json').read_text()).values()
     assert len({str(k) for k in calibrations}) >= 3
+
+
+@pytest.mark.parametrize('index', range(3))
+def test_label_and_images_agree_through_the_written_calibration(
+    index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a checkerboard of carparks, each valid cell has its class in every camera that sees it.
+
+    Expected pixels are projected through the written `cam2ego` and `intrinsics` only, not through
+    the cameras of the generator.
+    """
+    corners = np.array([[-3.0, -3], [3, -3], [3, 3], [-3, 3]])
+    positions = [(x, z) for x in range(-48, 49, 12) for z in range(-48, 49, 12)]
+    carparks = [Ground('carpark', corners + position) for position in positions]
+    scene = Scene(tuple(carparks), ())
+    monkeypatch.setattr(writer_module, 'make_scene', lambda rng, layout: scene)
+    make_folders(tmp_path, 'val')
+    token, calibrations = make_sample(Job(str(tmp_path), 'val', index, 0, SIZE, 'png', True))
+    label = read_label(tmp_path / f'ann_bev_dir/val/{token}.png')
+
+    carpark = bits(label, 'carpark').astype(np.uint8)
+    window = np.ones((5, 5))
+    # Skip cells near a change of class or validity, and those less than a pixel high.
+    certain = (cv2.erode(carpark, window) == cv2.dilate(carpark, window)) & (
+        cv2.dilate(ignored(label).astype(np.uint8), window) == 0
+    )
+    distance = np.hypot(*np.meshgrid(*[np.arange(200) - 99.5] * 2)) * 0.5
+    visible = np.zeros((200, 200), bool)
+    for camera in CAMERA_NAMES:
+        image = cv2.imread(str(tmp_path / f'img_dir/val/{camera}/{token}.png'))
+        uv, inside = cell_pixels(calibrations[camera], SIZE)
+        visible |= inside
+        chosen = inside & certain & (distance < 20)
+        u, v = np.clip(np.round(uv[chosen]).astype(int), 0, np.array(SIZE) - 1).T
+        shown = is_class(image[v, u], 'carpark')
+        assert 0.03 < shown.mean() < 0.6, camera
+        assert len(shown) > 100
+        assert (shown == carpark[chosen]).all(), camera
+    # Without boxes, exactly the cells in an image are valid.
+    assert (ignored(label) == ~visible).all()
+
+
+def test_layout_and_calibration_on_disk(tmp_path: Path) -> None:
+    """Samples depend on their job only, so neither the process nor the order matters."""
+    root, again = tmp_path / 'bev', tmp_path / 'again'
+    num, size = dict(train=6, val=1), (160, 90)
+    tokens = list(write_dataset(str(root), num, size, 4, workers=2, multicam=True))
+    assert tokens == [f'train_{i:06d}' for i in range(6)] + ['val_000000']
+    calib = json.loads((root / 'calib.json').read_text())
+    assert sorted(calib) == sorted(tokens)
+    expected = {'calib.json'}
+    for token in tokens:
+        split = token.split('_')[0]
+        expected |= {f'img_dir/{split}/{camera}/{token}.jpg' for camera in CAMERA_NAMES}
+        expected.add(f'ann_bev_dir/{split}/{token}.png')
+        assert tuple(calib[token]) == CAMERA_NAMES
+        for entry in calib[token].values():
+            assert np.shape(entry['cam2ego']) == (4, 4)
+            assert np.shape(entry['intrinsics']) == (3, 3)
+            assert 60 < entry['intrinsics'][0][2] < 100  # at the written width of 160
+    assert set(digest(root)) == expected
+    assert 1 < len({json.dumps(entry) for entry in calib.values()}) <= VEHICLES
+    label = read_label(root / 'ann_bev_dir/val/val_000000.png')
+    assert label.shape == (200, 200)
+    assert label.dtype == np.uint16
+
+    for split in num:
+        make_folders(again, split)
+    for token in tokens[::-1]:
+        split, index = token.split('_')
+        job = Job(str(again), split, int(index), 4, size, 'jpg', True)
+        assert make_sample(job) == (token, calib[token])
+    assert digest(again) == {
+        path: content for path, content in digest(root).items() if path != 'calib.json'
+    }

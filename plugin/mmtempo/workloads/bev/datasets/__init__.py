@@ -1,4 +1,4 @@
-"""Datasets of camera images with BEV labels."""
+"""Data sets of camera images with BEV labels."""
 
 from . import transforms
 from .multi_camera_bev_dataset import MultiCameraBEVDataset

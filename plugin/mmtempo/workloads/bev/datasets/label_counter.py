@@ -14,7 +14,9 @@ from .transforms.load_bev_annotation import LoadBEVAnnotation
 
 @dataclass(frozen=True)
 class BEVLabelCounter:
-    """Counts a packed BEV label, whose cells may carry several classes.
+    """Counter of the cells of each class in a packed BEV label.
+
+    A cell that carries several classes counts for each of them; ignored cells do not count.
 
     Args:
         groups: As for `LoadBEVAnnotation`.
@@ -25,13 +27,13 @@ class BEVLabelCounter:
     def count(self, path: str) -> np.ndarray:
         label = LoadBEVAnnotation(self.groups).transform(dict(bev_path=path))['gt_bev']
         by_value = np.bincount(label.ravel(), minlength=1 << IGNORE_BIT)
-        values = np.flatnonzero(by_value[: 1 << IGNORE_BIT])  # all above are to be ignored
+        values = np.flatnonzero(by_value[: 1 << IGNORE_BIT])  # larger values are ignored cells
         bits = values[:, None] >> np.arange(len(self.groups or CLASSES)) & 1
         return by_value[values] @ bits
 
 
 def groups_of(pipeline: Any) -> tuple[tuple[str, ...], ...] | None:
-    """Return the groups into which a pipeline merges the classes; None where it merges none."""
+    """Return the `groups` of the pipeline's `LoadBEVAnnotation`; None where it has none."""
     for transform in getattr(pipeline, 'transforms', ()):
         if isinstance(transform, LoadBEVAnnotation) and transform.groups is not None:
             return tuple(map(tuple, transform.groups))

@@ -1,4 +1,4 @@
-"""BEV segmentation around a vehicle, several camera images a sample."""
+"""Data set of BEV segmentation around a vehicle, with several camera images per sample."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .nuscenes_bev_dataset import IMAGE_SUFFIXES, NuScenesBEVDataset
 
 @DATASETS.register_module()
 class MultiCameraBEVDataset(NuScenesBEVDataset):
-    """The images of all cameras of a vehicle, with one packed label around it.
+    """Images of all cameras of a vehicle, with one packed label around it.
 
-    ::
+    Layout of the files::
 
         <data_root>/img_dir/<split>/<CAMERA>/<token>.{png,jpg}   images, any size
         <data_root>/ann_bev_dir/<split>/<token>.png              16-bit label, 200 x 200
         <data_root>/calib.json     {token: {CAMERA: {"intrinsics": 3x3, "cam2ego": 4x4}}}
 
     ``cam2ego`` maps camera coordinates to nuScenes' vehicle axes (x ahead, y left, z up). In
-    the pipeline, `EachCamera` runs transforms on each image by itself. Everything else is
+    the pipeline, `EachCamera` runs transforms on each image separately. Everything else is
     as in `NuScenesBEVDataset`.
 
     Example::
@@ -45,7 +45,7 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
                 dict(type='PackBEVInputs')])
 
     Args:
-        cameras: Folders of the cameras, in the order in which the model sees them.
+        cameras: Folders of the cameras, in the order of the model's input.
             Defaults to nuScenes' 6 cameras.
         label_size: Rows and columns of a label. Defaults to (200, 200).
         **kwargs: As for `NuScenesBEVDataset`.
@@ -60,7 +60,10 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
         **kwargs: Any,
     ) -> None:
         if isinstance(cameras, str) or not cameras:
-            raise ValueError(f'MultiCameraBEVDataset.cameras must name cameras, found {cameras!r}')
+            raise ValueError(
+                'MultiCameraBEVDataset.cameras must be a list of camera folders, such as '
+                f"['CAM_FRONT', 'CAM_BACK'], found {cameras!r}"
+            )
         self.cameras = tuple(cameras)
         super().__init__(label_size=label_size, **kwargs)
 
@@ -73,8 +76,8 @@ class MultiCameraBEVDataset(NuScenesBEVDataset):
             path = osp.join(folder, camera)
             if not osp.isdir(path):
                 raise FileNotFoundError(
-                    f'{osp.abspath(path)} does not exist; data_prefix.img_path must hold a folder '
-                    f'for each of cameras={list(self.cameras)}; to generate data: '
+                    f'{osp.abspath(path)} does not exist; data_prefix.img_path must contain a '
+                    f'folder for each of cameras={list(self.cameras)}; generate data with: '
                     f'{self.HOW_TO_GENERATE} NEW_FOLDER'
                 )
             by_camera.append(self._by_token(path, IMAGE_SUFFIXES))

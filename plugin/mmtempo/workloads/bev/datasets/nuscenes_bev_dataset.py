@@ -1,4 +1,4 @@
-"""nuScenes BEV segmentation, one camera image a sample."""
+"""Data set of nuScenes BEV segmentation, with one camera image per sample."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg')
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
-    """The first few names of a long list."""
+    """Join the first names of a list, with the number of the others."""
     more = f', ... ({len(names) - most} more)' if len(names) > most else ''
     return ', '.join(sorted(names)[:most]) + more
 
 
 def _label_problem(path: str, size: tuple[int, int]) -> str | None:
-    """What the PNG header says that a label must not be; reads 26 bytes."""
+    """Return what is wrong with a label, or None; reads the 26 bytes of the PNG header only."""
     with open(path, 'rb') as file:
         header = file.read(26)
     if len(header) < 26 or header[:8] != b'\x89PNG\r\n\x1a\n':
         return 'not a PNG file'
-    width, height, depth, colour = struct.unpack('>IIBB', header[16:26])
+    width, height, depth, color = struct.unpack('>IIBB', header[16:26])
     if (height, width) != size:
         return f'{height} rows x {width} columns instead of {size[0]} x {size[1]}'
-    if (depth, colour) != (16, 0):
-        kind = 'grey' if colour == 0 else f'colour type {colour}'
-        return f'{depth}-bit {kind} instead of 16-bit grey'
+    if (depth, color) != (16, 0):
+        kind = 'gray' if color == 0 else f'color type {color}'
+        return f'{depth}-bit {kind} instead of 16-bit gray'
     return None
 
 
 @DATASETS.register_module()
 class NuScenesBEVDataset(BaseDataset):
-    """Camera images with packed BEV labels, in the layout of the BEV repositories.
+    """Camera images with packed BEV labels.
 
-    ::
+    Layout of the files, which is that of the BEV repositories::
 
         <data_root>/img_dir/<split>/<token>.{png,jpg}   camera image, any size
         <data_root>/ann_bev_dir/<split>/<token>.png     16-bit label, 196 x 200
         <data_root>/calib.json                          {token: 3x3 intrinsics}
 
-    Everything that can be known from names and headers is checked when the data
-    set is built: one error lists all that is missing or wrong.
+    File names, calibrations and label headers are checked when the data set is built: one error
+    lists all problems.
 
     Example::
 
@@ -73,11 +73,11 @@ class NuScenesBEVDataset(BaseDataset):
         data_root: Root folder of the data.
         data_prefix: Folders of images and labels below the root.
             Defaults to dict(img_path='img_dir/train', bev_path='ann_bev_dir/train').
-        calib_file: The calibrations, relative to the root. Defaults to 'calib.json'.
+        calib_file: File of the calibrations, relative to the root. Defaults to 'calib.json'.
         label_size: Rows and columns of a label. Defaults to (196, 200).
-        on_bad_sample: 'raise' stops at a file that cannot be read; 'skip' goes on
-            with the next sample (in evaluation: with an image that counts nothing),
-            and `bad_samples` lists what was skipped. Defaults to 'raise'.
+        on_bad_sample: 'raise' raises an error for a file that cannot be read. 'skip' replaces
+            the sample by the next readable one; in evaluation, all cells of the replacement are
+            ignored. `bad_samples` returns the skipped samples. Defaults to 'raise'.
         **kwargs: As for mmengine's `BaseDataset`.
     """
 
@@ -104,13 +104,13 @@ class NuScenesBEVDataset(BaseDataset):
         self._check_classes()
 
     def _check_classes(self) -> None:
-        """A label says which bit is set; that the bits mean what `metainfo` says is up to us."""
+        """Check that labels have the classes of `metainfo`, since a label has bits and no names."""
         for transform in self.pipeline.transforms:
             if isinstance(transform, LoadBEVAnnotation):
                 loaded, named = len(transform.groups or CLASSES), self.metainfo['classes']
                 if loaded != len(named):
                     raise ValueError(
-                        f'LoadBEVAnnotation gives labels of {loaded} classes, but '
+                        f'LoadBEVAnnotation returns labels of {loaded} classes, but '
                         f'metainfo.classes names {len(named)}: {", ".join(named)}; make '
                         'LoadBEVAnnotation(groups=...) and metainfo=dict(classes=...) agree'
                     )
@@ -122,7 +122,7 @@ class NuScenesBEVDataset(BaseDataset):
         self._share_flags()
 
     def _share_flags(self) -> None:
-        """One flag a sample, in shared memory: workers write, the trainer reads."""
+        """Allocate a flag per sample in shared memory: workers write, the main process reads."""
         self._bad = torch.zeros(len(self), dtype=torch.bool).share_memory_()
 
     def get_subset_(self, indices: Any) -> None:
@@ -139,7 +139,7 @@ class NuScenesBEVDataset(BaseDataset):
         return info['bev_path'], BEVLabelCounter(groups_of(self.pipeline))
 
     def load_data_list(self) -> list[dict]:
-        """Match images, labels and calibrations; raise one error with all that is wrong."""
+        """Match images, labels and calibrations; raise one error that lists all problems."""
         root = self.data_root or '.'
         image_dir, label_dir = self.data_prefix['img_path'], self.data_prefix['bev_path']
         self._check_exists(root, 'data_root', osp.isdir, root)
@@ -149,7 +149,7 @@ class NuScenesBEVDataset(BaseDataset):
         labels = self._by_token(label_dir, ('.png',))
         if not images and not labels:
             raise ValueError(
-                f'empty split: no {"/".join(IMAGE_SUFFIXES)} image in {image_dir} and no .png '
+                f'split is empty: no {"/".join(IMAGE_SUFFIXES)} image in {image_dir} and no .png '
                 f'label in {label_dir}; check data_prefix, or generate data with: '
                 f'{self.HOW_TO_GENERATE}'
             )
@@ -166,19 +166,19 @@ class NuScenesBEVDataset(BaseDataset):
         ]
 
     def _find_images(self, folder: str) -> dict[str, Any]:
-        """What becomes `img_path`, by token."""
+        """Return the value of `img_path` of each token."""
         return self._by_token(folder, IMAGE_SUFFIXES)
 
     def _cameras_of(self, calibration: Any) -> dict[str, Any]:
-        """What the pipeline is told of a token's calibration."""
+        """Return the entries of a data info that hold the calibration of its token."""
         return dict(intrinsics=calibration)
 
     def _check_calibration(self, calibration: Any, token: str) -> None:
-        """Raise ValueError where a token's calibration cannot be used."""
+        """Raise ValueError where the calibration of a token is invalid."""
         check_intrinsics(calibration, token)
 
     def _check_images(self, images: dict[str, Any], report: Callable) -> None:
-        """Report what is wrong with the images of a split by themselves."""
+        """Report problems of the images of a split; none for one camera."""
 
     def _check_exists(self, path: str, key: str, exists: Callable[[str], bool], root: str) -> None:
         if not exists(path):
@@ -189,7 +189,7 @@ class NuScenesBEVDataset(BaseDataset):
 
     @staticmethod
     def _by_token(folder: str, suffixes: tuple[str, ...]) -> dict[str, str]:
-        """Path of each file by its token."""
+        """Return the path of each file by its token."""
         found: dict[str, str] = {}
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
@@ -198,7 +198,7 @@ class NuScenesBEVDataset(BaseDataset):
                     continue
                 if token in found:
                     raise ValueError(
-                        f'two images for token {token}: {found[token]} and {entry.path}; '
+                        f'token {token} has two files: {found[token]} and {entry.path}; '
                         'remove one of them'
                     )
                 found[token] = entry.path
@@ -213,7 +213,7 @@ class NuScenesBEVDataset(BaseDataset):
             raise ValueError(f'calib_file: {path} is not valid JSON: {error}') from None
         if not isinstance(calibrations, dict):
             raise ValueError(
-                f'calib_file: {path} must hold the calibration of each token, '
+                f'calib_file: {path} must contain a dict from token to calibration, '
                 f'found a {type(calibrations).__name__}'
             )
         return calibrations
@@ -221,7 +221,7 @@ class NuScenesBEVDataset(BaseDataset):
     def _check_complete(
         self, images: dict[str, Any], labels: dict[str, str], calibrations: dict[str, Any]
     ) -> None:
-        """Collect every problem before raising, so that one run tells all."""
+        """Raise one ValueError that lists all problems of images, labels and calibrations."""
         problems = []
 
         def report(names: Sequence[str], what: str) -> None:
@@ -254,7 +254,7 @@ class NuScenesBEVDataset(BaseDataset):
             )
 
     def prepare_data(self, idx: int) -> Any:
-        """Run the pipeline; under `on_bad_sample='skip'` replace a sample that cannot be read."""
+        """Run the pipeline; with `on_bad_sample='skip'`, replace a sample that cannot be read."""
         if self.on_bad_sample == 'raise':
             return super().prepare_data(idx)
         for step in range(len(self)):
@@ -271,11 +271,11 @@ class NuScenesBEVDataset(BaseDataset):
             return sample
         raise BadSampleError(
             f'all {len(self)} samples of {self.data_prefix["img_path"]} are bad; '
-            "look at them with on_bad_sample='raise'"
+            "set on_bad_sample='raise' to see the first error"
         )
 
     def _blank(self, sample: BEVDataSample, index: int) -> None:
-        """Make a stand-in count nothing, so that every image still counts at most once."""
+        """Ignore all cells of a replacement, so that metrics count each image at most once."""
         info = self.get_data_info(index)
         sample.set_metainfo(dict(token=info['token'], img_path=info['img_path'], skipped=True))
         if 'gt_bev' in sample:
@@ -283,13 +283,13 @@ class NuScenesBEVDataset(BaseDataset):
 
     def _report_bad(self, index: int, error: BadSampleError) -> None:
         self._bad[index] = True
-        print_log(f'skipped: {error}', logger='current', level=logging.WARNING)
+        print_log(f'sample is skipped: {error}', logger='current', level=logging.WARNING)
 
     def bad_samples(self) -> list[str]:
-        """Names of the samples that were skipped so far, by any worker."""
+        """Return the names of the samples that any worker has skipped so far."""
         bad = np.flatnonzero(self._bad.numpy())
         return [self._sample_name(self.get_data_info(int(i))) for i in bad]
 
     def _sample_name(self, info: dict) -> str:
-        """What a sample is called in a list: here its image's path."""
+        """Return the name of a sample in the list of bad samples."""
         return info['img_path']

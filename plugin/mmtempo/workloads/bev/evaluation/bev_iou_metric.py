@@ -1,4 +1,4 @@
-"""Intersection over union of BEV segmentation, in every convention in use."""
+"""Intersection over union of BEV segmentation, in all common conventions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mmtempo.workloads.bev.structures.labels import CLASSES
 
 @METRICS.register_module()
 class BEVIoUMetric(BaseMetric):
-    """IoU per class and its means, over valid cells only.
+    """IoU of each class and mean IoUs, over valid cells only.
 
     ============  =====================================================================
     key           meaning
     ============  =====================================================================
     mIoU          mean over the classes that occur in the data set
-    mIoU_all      mean over all classes; one that neither occurs nor is predicted is left
-                  out, one that is predicted without occurring counts 0
-    mIoU_image    IoU of each class and image, averaged over the images where it has
-                  one, then over classes
-    mIoU_always   the `mIoU` of answering yes everywhere: what knowing nothing scores
-    absent        how many classes do not occur
-    IoU.<class>   of one class, NaN if it neither occurs nor is predicted
+    mIoU_all      mean over all classes; a class that does not occur counts 0 if it is
+                  predicted, and is left out otherwise
+    mIoU_image    IoU of each class and image, averaged over the images where it is
+                  defined, then over classes
+    mIoU_always   `mIoU` of predicting every class everywhere, as a baseline
+    absent        number of classes that do not occur
+    IoU.<class>   IoU of a class; NaN if it neither occurs nor is predicted
     ============  =====================================================================
 
     Counts stay on the device until the evaluation ends; each image adds a few hundred bytes.
@@ -39,7 +39,7 @@ class BEVIoUMetric(BaseMetric):
         threshold: Probability above which a cell counts as occupied. Defaults to 0.5.
         classes: Names of the classes, in bit order. Defaults to None: those of the data set.
         collect_device: As for mmengine's `BaseMetric`. Defaults to 'cpu'.
-        prefix: Put before every key. Defaults to None.
+        prefix: Prefix of all keys. Defaults to None.
         collect_dir: As for mmengine's `BaseMetric`. Defaults to None.
     """
 
@@ -53,13 +53,13 @@ class BEVIoUMetric(BaseMetric):
     ) -> None:
         super().__init__(collect_device, prefix, collect_dir)
         if not 0 < threshold < 1:
-            raise ValueError(f'BEVIoUMetric.threshold must lie in (0, 1), found {threshold}')
+            raise ValueError(f'BEVIoUMetric.threshold must be in (0, 1), found {threshold}')
         self.results: list[torch.Tensor] = []
         self.classes = None if classes is None else tuple(classes)
         self.logit_threshold = math.log(threshold / (1 - threshold))
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Count hits of each sample; nothing here waits for the device."""
+        """Count hits and errors of each sample, without a synchronization."""
         for sample in data_samples:
             truth, valid = sample['gt_occupancy'], sample['gt_valid']
             predicted = (sample['pred_logits'] > self.logit_threshold) & valid
@@ -74,16 +74,17 @@ class BEVIoUMetric(BaseMetric):
             self.results.append(torch.stack(counts))
 
     def evaluate(self, size: int) -> dict:
-        # One copy for the whole set. Cloned: ranks exchange pickles, and a view pickles it all.
+        # One copy to the host for all samples. Cloned, since ranks exchange pickles, and the
+        # pickle of a view contains the whole storage.
         if self.results:
             self.results = [counts.clone() for counts in torch.stack(self.results).cpu()]
         return super().evaluate(size)
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics of the counts (4, classes) of all images; logs the table."""
+        """Compute the metrics from the counts (4, classes) of all images, and log a table."""
         counts = torch.stack(results).double().numpy()
         classes = self._names(counts.shape[-1])
-        # A class without positives and predictions has no IoU: NaN is the answer.
+        # The IoU of a class without positives and predictions is 0 / 0: NaN is intended.
         with np.errstate(invalid='ignore', divide='ignore'):
             per_image = counts[:, 0] / counts[:, :3].sum(1)
             hits, wrong, missed, valid = counts.sum(0)
@@ -103,13 +104,13 @@ class BEVIoUMetric(BaseMetric):
         return metrics
 
     def _names(self, predicted: int) -> tuple[str, ...]:
-        """The classes' names, as many as the model predicts."""
+        """Return the names of the classes; check that the model predicts as many."""
         classes = self.classes or tuple((self.dataset_meta or {}).get('classes', CLASSES))
         if len(classes) != predicted:
             raise ValueError(
-                f'the model predicts {predicted} classes, the data set names {len(classes)}: '
-                f'{", ".join(classes)}; set metainfo=dict(classes=...) of the data set, or '
-                'classes=... of BEVIoUMetric'
+                f'BEVIoUMetric: the model predicts {predicted} classes, but the data set names '
+                f'{len(classes)}: {", ".join(classes)}; set metainfo=dict(classes=...) of the '
+                'data set, or classes=... of BEVIoUMetric'
             )
         return classes
 
@@ -121,7 +122,7 @@ class BEVIoUMetric(BaseMetric):
         share: np.ndarray,
         metrics: dict,
     ) -> None:
-        """Percentages by class; `always` is the IoU of answering yes everywhere."""
+        """Log percentages by class; `always` is the IoU of predicting the class everywhere."""
         table = PrettyTable(['class', 'IoU', 'IoU per image', 'always'])
         table.align = 'r'
         table.align['class'] = 'l'
@@ -142,9 +143,9 @@ class BEVIoUMetric(BaseMetric):
 
 
 def _nanmean(values: np.ndarray) -> float:
-    """Mean of what is a number; NaN where nothing is."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float('nan')
+    """Return the mean of all values but NaN; NaN where there are none."""
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if numbers.size else float('nan')
 
 
 def _percent(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Brings a batch to the device and prepares it there."""
+"""Data preprocessor that copies a batch to the device and prepares it there."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from mmtempo.workloads.bev.structures.labels import unpack_label
 
 @MODELS.register_module()
 class BEVDataPreprocessor(BaseDataPreprocessor):
-    """Batched normalise and label unpacking on the device; nothing here waits for it.
+    """Preprocessor that normalizes images and unpacks labels on the device, a batch at a time.
 
-    A batch crosses in three copies: the uint8 images, the packed labels, and those
-    calibrations that the view transform has not seen yet. The model gets::
+    There are no synchronizations. A batch needs three copies to the device: the uint8 images, the
+    packed labels, and those calibrations that the view transform has not cached yet. The model
+    gets::
 
         inputs = dict(
-            imgs=...,        # float (B, 3, H, W) or (B, cameras, 3, H, W), normalised
-            geometry=...,    # what the model's view transform made of the calibrations
+            imgs=...,        # float (B, 3, H, W) or (B, cameras, 3, H, W), normalized
+            geometry=...,    # result of the view transform's `prepare` for the calibrations
             occupancy=...,   # bool (B, classes, rows, columns), where there are labels
             valid=...)       # bool (B, rows, columns)
 
     Args:
-        mean: Of the channels, in the order after `bgr_to_rgb`.
+        mean: Mean of each channel, in the order after `bgr_to_rgb`.
             Defaults to (123.675, 116.28, 103.53).
-        std: Likewise. Defaults to (58.395, 57.12, 57.375).
+        std: Standard deviation of each channel, in the same order.
+            Defaults to (58.395, 57.12, 57.375).
         bgr_to_rgb: Whether to reverse the channels. Defaults to True.
-        num_classes: Bits of the label that are classes. Defaults to 14.
-        legacy_size: Width and height for which the older code scaled every
-            calibration; None follows the calibration of the sample. Defaults to None.
-        non_blocking: Whether copies may overlap with the device's work; what the loader did
-            not pin is pinned for that. Defaults to True.
+        num_classes: Number of classes in the labels. Defaults to 14.
+        legacy_size: Width and height to which every calibration is scaled, as in the older
+            code; None uses the calibration of the sample. Defaults to None.
+        non_blocking: Whether copies may overlap with computation on the device; memory that
+            the loader did not pin is pinned for that. Defaults to True.
     """
 
     takes_stacked_inputs = True
@@ -54,7 +56,8 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         non_blocking: bool = True,
     ) -> None:
         super().__init__(non_blocking=non_blocking)
-        # Set by the model: calibrations are needed on the host, before anything is compiled.
+        # Set by the model, called in `forward`: calibrations are read on the host, outside of
+        # compiled code.
         self.prepare_geometry: Callable[[np.ndarray, tuple[int, int]], Any] | None = None
         self.bgr_to_rgb = bgr_to_rgb
         self.num_classes = num_classes
@@ -72,9 +75,9 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         return result
 
     def prepare_ahead(self, data: dict, training: bool) -> dict:
-        """All but the geometry: what its cache keeps belongs to the stream of the step."""
+        """Prepare all but the geometry, whose cache belongs to the stream of the step."""
         samples: list[BEVDataSample] = data['data_samples']
-        images = self._normalise(data['inputs'])
+        images = self._normalize(data['inputs'])
         inputs = dict(imgs=images)
         if samples and 'gt_bev' in samples[0]:
             packed = self._to_device(_labels(samples))
@@ -84,13 +87,13 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return to_device(tensor, self.device) if self._non_blocking else tensor.to(self.device)
 
-    def _normalise(self, images: Any) -> torch.Tensor:
+    def _normalize(self, images: Any) -> torch.Tensor:
         if not isinstance(images, torch.Tensor):
             shapes = {tuple(image.shape) for image in images}
             if len(shapes) > 1:
                 raise ValueError(
-                    f'the images of a batch differ in shape: {sorted(shapes)}; '
-                    'end the pipeline with BEVResize(scale=...) or BEVRandomCrop(size=...)'
+                    f'BEVDataPreprocessor: the images of a batch differ in shape: {sorted(shapes)}'
+                    '; end the pipeline with BEVResize(scale=...) or BEVRandomCrop(size=...)'
                 )
             images = torch.stack(list(images))
         batch = self._to_device(images).to(self.mean.dtype)
@@ -99,7 +102,7 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
         return torch.sub(batch, self.mean).div_(self.std)
 
     def _pix2bev(self, samples: Sequence[BEVDataSample]) -> np.ndarray:
-        """Where the pixels of each sample's cameras look, (B, cameras, 4, 4)."""
+        """Return the matrices of `pixel_to_bev`, (B, cameras, 4, 4)."""
         rigs = [sample.calibration for sample in samples]
         rigs = [[rig] if isinstance(rig, Calibration) else rig for rig in rigs]
         cam2bev = np.stack([[camera.cam2bev for camera in rig] for rig in rigs])
@@ -110,14 +113,14 @@ class BEVDataPreprocessor(BaseDataPreprocessor):
             return np.stack([camera.intrinsics for camera in rig])
         if len(rig) > 1:
             raise ValueError(
-                f'data_preprocessor.legacy_size is for one camera, found {len(rig)}: the older '
-                'code had no more; set model.legacy=False, or data_preprocessor.legacy_size=None'
+                'data_preprocessor.legacy_size: expected one camera, as in the older code, found '
+                f'{len(rig)}; set model.legacy=False, or data_preprocessor.legacy_size=None'
             )
         return np.stack([camera.legacy_intrinsics(self.legacy_size) for camera in rig])
 
 
 def _labels(samples: Sequence[BEVDataSample]) -> torch.Tensor:
-    """The packed labels, (B, rows, columns)."""
-    # `stack_collate` has stacked them; a label that was replaced since is not among them.
+    """Return the packed labels, (B, rows, columns)."""
+    # `stack_collate` has stacked them; `stacked` omits a field that a sample has replaced since.
     stacked: torch.Tensor | None = getattr(samples, 'stacked', {}).get('gt_bev')
     return torch.stack([sample.gt_bev for sample in samples]) if stacked is None else stacked

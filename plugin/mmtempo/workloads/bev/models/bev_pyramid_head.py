@@ -1,4 +1,4 @@
-"""From BEV features to class logits."""
+"""Head that turns BEV features into class logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from mmtempo.workloads.bev.structures.labels import PRIORS
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with a shortcut; GroupNorm, since BEV batches are small."""
+    """Residual block of 1x1, 3x3 and 1x1 convolutions.
+
+    Uses GroupNorm, since BEV batches are small.
+
+    Args:
+        channels: Channels of input and output.
+        groups: Groups of each GroupNorm.
+    """
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -29,7 +36,7 @@ class Bottleneck(nn.Module):
             nn.Conv2d(middle, channels, 1, bias=False),
             nn.GroupNorm(groups, channels),
         )
-        # A block starts as the identity, so that nothing dies before it has learnt anything.
+        # Start as the identity, so that no ReLU dies before the block has learned anything.
         nn.init.zeros_(self.body[-1].weight)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -38,20 +45,20 @@ class Bottleneck(nn.Module):
 
 @MODELS.register_module()
 class BEVPyramidHead(BaseModule):
-    """Residual stack at the grid's resolution, then at twice that, and so on; then classes.
+    """Residual levels, each at twice the resolution of the previous level, then a classifier.
 
-    At the start every cell predicts the prior: the last weights are zero and
-    the bias is its logit.
+    The first level has the resolution of the grid. Before training, every cell predicts the
+    priors: the weights of the classifier are zero, and its biases are the logits of the priors.
 
     Args:
         in_channels: Channels of the BEV features.
-        channels: Width of the first level, a multiple of `groups`. Defaults to 128.
-        num_blocks: Bottlenecks of each level; every level after the first doubles
-            the resolution and halves the width. Defaults to (4, 2).
-        groups: Of every GroupNorm. Defaults to 16.
-        priors: Share of valid cells with each class; gives the number of classes.
+        channels: Channels of the first level, a multiple of `groups`. Defaults to 128.
+        num_blocks: Number of bottlenecks of each level; every level after the first doubles
+            the resolution and halves the channels. Defaults to (4, 2).
+        groups: Groups of each GroupNorm. Defaults to 16.
+        priors: Share of valid cells with each class; determines the number of classes.
             Defaults to nuScenes' 14 priors.
-        loss: Config of the loss, on top of `OccupancyLoss` with these `priors`.
+        loss: Config of the loss; updates that of an `OccupancyLoss` with `priors`.
             Defaults to None.
         init_cfg: As for mmengine's `BaseModule`. Defaults to None.
     """
@@ -69,7 +76,7 @@ class BEVPyramidHead(BaseModule):
         super().__init__(init_cfg=init_cfg)
         if channels % groups:
             raise ValueError(
-                f'BEVPyramidHead.channels = {channels} is not a multiple of groups = {groups}'
+                f'BEVPyramidHead.channels must be a multiple of groups = {groups}, found {channels}'
             )
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, channels, 3, padding=1, bias=False),
@@ -102,11 +109,11 @@ class BEVPyramidHead(BaseModule):
         )
 
     def forward(self, bev: torch.Tensor) -> torch.Tensor:
-        """Logits (B, classes, rows, columns) at the resolution of the last level."""
+        """Return logits (B, classes, rows, columns) at the resolution of the last level."""
         return self.classify(self.levels(self.stem(bev)))
 
     def loss(
         self, bev: torch.Tensor, occupancy: torch.Tensor, valid: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Losses of a batch."""
+        """Return the losses of a batch."""
         return self.loss_module(self(bev), occupancy, valid)

@@ -1,4 +1,4 @@
-"""The model: image in, BEV segmentation out."""
+"""Segmentor that predicts a BEV segmentation from camera images."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LEGACY_SIZE = (800, 600)
 
 @MODELS.register_module()
 class BEVSegmentor(BaseModel):
-    """Backbone, view transform and head.
+    """Model of backbone, view transform and head.
 
-    ::
+    Data flow::
 
         images -> backbone -> (neck) -> view_transform -> decode_head -> logits
                                              ^
         calibrations -> data_preprocessor -> geometry
 
-    A sample has one camera image, or one of each of its cameras.
+    A sample has one camera image, or one image of each of its cameras.
 
     Args:
         backbone: Config of an image backbone; its last output is used.
@@ -33,7 +33,8 @@ class BEVSegmentor(BaseModel):
         data_preprocessor: Config of the data preprocessor.
             Defaults to None: `BEVDataPreprocessor`.
         legacy: Whether to reproduce the geometry, the calibration and the loss
-            of the older code. A part that sets its own flag keeps it. Defaults to False.
+            of the older code. A flag in the config of a part takes precedence.
+            Defaults to False.
         init_cfg: As for mmengine's `BaseModule`. Defaults to None.
     """
 
@@ -61,9 +62,9 @@ class BEVSegmentor(BaseModel):
         self.data_preprocessor.prepare_geometry = self.view_transform.prepare
 
     def extract_bev(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """BEV features of a preprocessed batch."""
+        """Return the BEV features of a preprocessed batch."""
         images = inputs['imgs']
-        # Each camera's image by itself; the view transform brings them together.
+        # The backbone runs on single images; the view transform combines the cameras.
         features = self.backbone(images.flatten(0, -4))
         if self.neck is not None:
             features = self.neck(features)
@@ -77,7 +78,14 @@ class BEVSegmentor(BaseModel):
         data_samples: list[BEVDataSample] | None = None,
         mode: str = 'tensor',
     ) -> Any:
-        """As mmengine's `BaseModel.forward`; `inputs` are those of `BEVDataPreprocessor`."""
+        """Run the model on the inputs of `BEVDataPreprocessor`.
+
+        Args:
+            inputs: Images, geometry and labels of the batch.
+            data_samples: The samples of the batch; needed in mode 'predict'. Defaults to None.
+            mode: 'loss', 'predict' or 'tensor', as for mmengine's `BaseModel.forward`.
+                Defaults to 'tensor'.
+        """
         if mode == 'loss':
             return self.loss(inputs)
         if mode == 'predict':
@@ -87,10 +95,10 @@ class BEVSegmentor(BaseModel):
         raise ValueError(f"mode must be 'loss', 'predict' or 'tensor', found {mode!r}")
 
     def loss(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Losses of a batch."""
+        """Return the losses of a batch."""
         if 'occupancy' not in inputs:
             raise ValueError(
-                'the batch has no labels; put LoadBEVAnnotation before PackBEVInputs '
+                'BEVSegmentor: the batch has no labels; put LoadBEVAnnotation before PackBEVInputs '
                 'in the training pipeline'
             )
         bev = self.extract_bev(inputs)
@@ -99,7 +107,7 @@ class BEVSegmentor(BaseModel):
     def predict(
         self, inputs: dict[str, torch.Tensor], data_samples: list[BEVDataSample]
     ) -> list[BEVDataSample]:
-        """The samples with their logits, and their labels as they are on the device."""
+        """Return the samples with logits and unpacked labels, which stay on the device."""
         logits = self.decode_head(self.extract_bev(inputs))
         for i, sample in enumerate(data_samples):
             sample.pred_logits = logits[i]

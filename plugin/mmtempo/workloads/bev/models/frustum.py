@@ -1,4 +1,4 @@
-"""Where the points of a camera's frustum fall: from calibrations to cells."""
+"""Frustum of a camera: the cells of its points, computed from calibrations."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from mmtempo.workloads.bev.structures.grid import BEVGrid
 
 
 class SplatGeometry(NamedTuple):
-    """Where each point of a batch goes, for one formulation of the splat.
+    """Cells of the points of a batch, for one formulation of the splat.
 
-    Points are numbered as the formulation wants them: `column` has (sample, camera, column,
-    bin), the others have (sample, camera, row, column, bin). Every point has a cell,
-    also one outside of the grid: what makes it count nothing is `inside`.
+    The order of points depends on the formulation: (sample, camera, column, bin) for 'column',
+    (sample, camera, row, column, bin) for the others. Points outside of the grid have a cell
+    too; `inside` gives them weight zero.
 
     Args:
-        formulation: Name of the splat that this is for.
-        inside: Whether a point lies in the grid, (B * cameras, D, h, w).
-        cells: Cell of each point, of all samples' cells.
-        order: Points sorted by cell; None for `cumsum`, which sorts each time.
-        offsets: Where each cell starts in `order`, and where the last one ends; likewise.
-        hint: What flat ground says about depth, (B * cameras, D, h, w) or (..., h, 1), or None.
-        num_cells: Cells of all samples.
+        formulation: Name of the formulation.
+        inside: Whether a point is inside the grid, (B * cameras, D, h, w).
+        cells: Cell of each point, numbered through all samples.
+        order: Points sorted by cell; None for 'cumsum', which sorts in each forward pass.
+        offsets: Start of each cell in `order`, and the end of the last cell; None for 'cumsum'.
+        hint: Depth logits of flat ground, (B * cameras, D, h, w) or (B * cameras, D, h, 1);
+            None without a hint.
+        num_cells: Number of cells of all samples.
     """
 
     formulation: str
@@ -38,7 +39,10 @@ class SplatGeometry(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The same of each sample by itself (first dimension), as it is kept in the cache."""
+    """Fields of `SplatGeometry` with the samples as first dimension, as in the cache.
+
+    Points and cells are numbered within their sample.
+    """
 
     inside: torch.Tensor
     cells: torch.Tensor
@@ -47,7 +51,12 @@ class Placement(NamedTuple):
     hint: torch.Tensor | None
 
     def join(self, formulation: str, num_cells: int) -> SplatGeometry:
-        """Number points and cells through all samples."""
+        """Return the geometry of the batch, with points and cells numbered through all samples.
+
+        Args:
+            formulation: Name of the formulation.
+            num_cells: Number of cells of the grid.
+        """
         batch, points = self.cells.shape
         sample = torch.arange(batch, dtype=torch.int32, device=self.cells.device).view(-1, 1)
         order = offsets = hint = None
@@ -69,34 +78,40 @@ class Placement(NamedTuple):
 
 
 def unlike_column(pix2bev: np.ndarray) -> str | None:
-    """Why the pixels of an image column do not share their cells; None where they do.
+    """Return why the pixels of an image column do not share their cells; None where they do.
 
     They do where x and z of a ray depend on the image column only, and its height on the
-    image row only: cameras without skew that stand upright. Checked to the last bit.
+    image row only: for upright cameras without skew. The comparison is exact.
+
+    Args:
+        pix2bev: Matrices of `pixel_to_bev`, (samples, cameras, 4, 4).
     """
     kinds = {
         'a projective last row': [(3, 0), (3, 1)],
         'skew, roll or pitch (x or z of a ray depends on the image row)': [(0, 1), (2, 1)],
         'roll (the height of a ray depends on the image column)': [(1, 0)],
     }
-    for what, places in kinds.items():
-        wrong = np.any([pix2bev[..., i, j] != 0 for i, j in places], axis=0)
+    for problem, elements in kinds.items():
+        wrong = np.any([pix2bev[..., i, j] != 0 for i, j in elements], axis=0)
         if wrong.any():
             sample, camera = np.argwhere(wrong)[0]
-            return f'camera {camera} of sample {sample} has {what}'
+            return f'camera {camera} of sample {sample} has {problem}'
     return None
 
 
 @dataclass(frozen=True)
 class Frustum:
-    """The points of a camera: feature pixels times depth bins.
+    """Points of a camera: feature pixels times depth bins.
 
     Args:
-        grid: The cells.
-        stride: Image pixels a feature pixel.
-        truncate_cells: Round toward zero instead of down.
-        linspace_pixels: Spread feature pixels from the first to the last image pixel.
-        ground: Metres from the grid's origin down to flat ground, for the hint; None is no hint.
+        grid: The BEV grid.
+        stride: Image pixels per feature pixel, in each dimension.
+        truncate_cells: Whether to round cell coordinates toward zero instead of down.
+            Defaults to False.
+        linspace_pixels: Whether to spread feature pixels from the first to the last image pixel.
+            Defaults to False.
+        ground: Meters from the grid's origin down to flat ground, for the hint; None for no
+            hint. Defaults to None.
     """
 
     grid: BEVGrid
@@ -106,15 +121,15 @@ class Frustum:
     ground: float | None = None
 
     def feature_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of the features of an image (height, width)."""
+        """Return rows and columns of the features of an image (height, width)."""
         height, width = (-(-n // self.stride) for n in image_size)
-        # The older code lost a partial last row.
+        # The older code dropped a partial last row.
         return (image_size[0] // self.stride if self.linspace_pixels else height), width
 
     def pixel_centres(
         self, image_size: tuple[int, int], device: torch.device | str = 'cpu'
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Image rows v (h, 1) and columns u (w) that the feature pixels stand for."""
+        """Return image rows v (h, 1) and columns u (w) of the feature pixels' centers."""
         size = self.feature_size(image_size)
         v, u = (torch.arange(n, device=device) for n in size)
         if self.linspace_pixels:
@@ -132,7 +147,14 @@ class Frustum:
         image_size: tuple[int, int],
         formulation: str,
     ) -> Placement:
-        """Where all points of cameras (B, N, 4, 4) fall; batched, without waiting."""
+        """Compute the cells of all points, batched and without a synchronization.
+
+        Args:
+            pix2bev: Matrices of `pixel_to_bev`, (B, cameras, 4, 4), on the device.
+            depths: Depth of each bin in meters, (D,).
+            image_size: Height and width of the images.
+            formulation: Name of the formulation.
+        """
         depths = depths.view(-1, 1, 1)
         v, u = self.pixel_centres(image_size, depths.device)
         column = formulation == 'column'
@@ -145,13 +167,14 @@ class Frustum:
         in_plane = in_x & in_z
         inside = in_plane & in_y
         cells = (rows * self.grid.columns + columns).int()
-        # (B, N, D, h, w) with h = 1 for `column`: bins last, so that a pixel's points are together.
-        cells, found = (
+        # (B, N, D, h, w), h = 1 for 'column'. Bins go last, so that a pixel's points are adjacent.
+        cells, in_grid = (
             t.movedim(2, -1).flatten(1) for t in (cells, in_plane if column else inside)
         )
-        # Points outside count nothing, wherever they go: spread evenly, no bag gets long.
+        # Points outside have weight zero, so any cell will do. Spread evenly, since one bag of
+        # all of them would be summed point after point.
         spread = torch.arange(cells.shape[1], dtype=torch.int32, device=cells.device)
-        cells = torch.where(found, cells, spread % self.grid.cells)
+        cells = torch.where(in_grid, cells, spread % self.grid.cells)
         order = offsets = None
         if formulation != 'cumsum':
             order, offsets = _sort(cells, self.grid.cells)
@@ -161,7 +184,7 @@ class Frustum:
     def _cell(
         self, position: torch.Tensor, lower: float, upper: float, step: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Index along one axis, as a float, and whether it lies inside."""
+        """Return the index along an axis, as a float, and whether it is inside the grid."""
         scaled = (position - lower) / step
         scaled = scaled.trunc() if self.truncate_cells else scaled.floor()
         return scaled, (scaled >= 0) & (scaled < round((upper - lower) / step))
@@ -169,8 +192,8 @@ class Frustum:
     def _hint(
         self, pix2bev: torch.Tensor, y: torch.Tensor, depths: torch.Tensor, ground: float
     ) -> torch.Tensor:
-        """Depth logits of flat ground: 0 where it fits, down to -4 where not."""
-        # How many feature pixels lie between a pixel and the ground at each depth.
+        """Return depth logits of flat ground: from 0 at the ground's depth down to -4."""
+        # Size of a feature pixel at each depth; the error below is in feature pixels.
         pixel = depths * (pix2bev[..., 1, 1] * self.stride)[..., None, None, None]
         return ((y - ground) / pixel).square().mul(-2).clamp(min=-4)
 
@@ -182,7 +205,7 @@ def _coordinates(
     u: torch.Tensor,
     depths: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Coordinates (B, N, D, h, w) of all points along the axes asked for."""
+    """Return the coordinates (B, N, D, h, w) of all points along the given axes."""
 
     def along_ray(axis: int) -> torch.Tensor:
         a, b, c = (pix2bev[..., axis, i, None, None] for i in range(3))
@@ -196,10 +219,10 @@ def _coordinates(
 
 
 def _sort(cells: torch.Tensor, num_cells: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points of each sample sorted by cell, and where each cell starts."""
+    """Return the points of each sample sorted by cell, and the start of each cell."""
     batch, points = cells.shape
     sample = torch.arange(batch, device=cells.device).view(-1, 1)
-    # One sort of one row of keys: the CPU has a fast one for that only.
+    # One sort of all samples in one dimension, since torch's fast sort on the CPU needs that.
     keys, order = (cells + sample * num_cells).flatten().sort(stable=True)
     starts = torch.searchsorted(keys, torch.arange(batch * num_cells, device=cells.device))
     order = order.view(batch, -1) - sample * points

@@ -1,4 +1,4 @@
-"""Keeps what was computed for a calibration, until too many others were used since."""
+"""LRU cache of what was computed from calibrations."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from .frustum import Placement
 
 
 class GeometryCache:
-    """The placements of the calibrations used last.
+    """Cache of placements that evicts the least recently used ones.
 
     Args:
-        size: How many to keep at most.
+        size: Number of placements to keep at most.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.hits = 0
         self.misses = 0
-        # Whether a placement has memory of its own, or is one row of the batch it came in.
+        # The flag says whether a placement owns its memory, or is a view of its batch's.
         self._kept: OrderedDict[Hashable, tuple[Placement, bool]] = OrderedDict()
 
     def __reduce__(self) -> tuple:
-        # Copies of a model, and files of it, start with an empty cache.
+        # Copies and pickles of a model start with an empty cache.
         return type(self), (self.size,)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def fetch(self, keys: Sequence[Hashable], make: Callable[[list[int]], Placement]) -> Placement:
-        """Placement of a batch, one key a sample.
+        """Return the placement of a batch.
 
         Args:
-            keys: Equal ones have equal placements.
-            make: Computes those of the samples given by number, all at once.
+            keys: A key per sample; equal keys have equal placements.
+            make: Takes the indices of samples, and computes their placements in one batch.
         """
         missing: dict[Hashable, int] = {}
         for number, key in enumerate(keys):
@@ -51,20 +51,20 @@ class GeometryCache:
             if len(missing) == len(keys):
                 self._keep(made)
                 return batch
-        found = [made[key] if key in made else self._take(key) for key in keys]
+        placements = [made[key] if key in made else self._take(key) for key in keys]
         self._keep(made)
         return Placement._make(
-            None if field[0] is None else torch.stack(field) for field in zip(*found)
+            None if field[0] is None else torch.stack(field) for field in zip(*placements)
         )
 
     def _take(self, key: Hashable) -> Placement:
-        """A known placement; from its first use on it has memory of its own.
+        """Return a cached placement, which owns its memory from its first use on.
 
-        So what is used lets its batch go, and what is never used, as with random augmentation,
-        is never copied and leaves with its batch.
+        So a placement that is used does not keep its batch alive. One that is never used, as with
+        random augmentation, is never copied and is freed with its batch.
         """
-        placement, own = self._kept[key]
-        if not own:
+        placement, owned = self._kept[key]
+        if not owned:
             placement = Placement._make(None if t is None else t.clone() for t in placement)
             self._kept[key] = placement, True
         self._kept.move_to_end(key)
@@ -77,7 +77,7 @@ class GeometryCache:
 
 
 def _rows(batch: Placement) -> list[Placement]:
-    """Placements of single samples, as views of the batch's."""
-    nothing = [None] * len(batch.cells)
-    fields = [nothing if field is None else field.unbind() for field in batch]
+    """Return the placements of single samples, as views of the batch's memory."""
+    absent = [None] * len(batch.cells)
+    fields = [absent if field is None else field.unbind() for field in batch]
     return [Placement._make(sample) for sample in zip(*fields)]

@@ -1,4 +1,4 @@
-"""The loss of multi-label BEV occupancy."""
+"""Loss of multi-label BEV occupancy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mmtempo.workloads.bev.structures.labels import PRIORS
 
 @MODELS.register_module()
 class OccupancyLoss(nn.Module):
-    """Weighted cross-entropy on valid cells; a pull towards the prior on ignored ones.
+    """Weighted cross-entropy on valid cells, and cross-entropy to the priors on ignored cells.
 
-    Positives of class c weigh ``sqrt(1 / prior_c)``, so that rare classes are heard.
+    Positives of class c have the weight ``sqrt(1 / prior_c)``, so that rare classes count.
 
     Args:
         priors: Share of valid cells with each class. Defaults to nuScenes' 14 priors.
-        prior_weight: Weight of the pull towards the prior. Defaults to 0.001.
-        legacy: Whether masked cells stay in the denominators, as in the older code:
-            the loss then shrinks with the share of ignored cells. Defaults to False.
+        prior_weight: Weight of the loss on ignored cells. Defaults to 0.001.
+        legacy: Whether masked cells stay in the denominators, as in the older code, where
+            the loss shrinks with the share of ignored cells. Defaults to False.
     """
 
     prior: torch.Tensor
@@ -36,7 +36,10 @@ class OccupancyLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not priors or min(priors) <= 0 or max(priors) >= 1:
-            raise ValueError(f'OccupancyLoss.priors must lie strictly in (0, 1), found {priors}')
+            raise ValueError(
+                'OccupancyLoss.priors must be at least one number strictly in (0, 1), '
+                f'found {priors}'
+            )
         self.prior_weight = prior_weight
         self.legacy = legacy
         prior = torch.tensor(priors).view(-1, 1, 1)
@@ -46,7 +49,13 @@ class OccupancyLoss(nn.Module):
     def forward(
         self, logits: torch.Tensor, occupancy: torch.Tensor, valid: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Losses of logits and labels (B, classes, rows, columns), valid (B, rows, columns)."""
+        """Return the losses of a batch.
+
+        Args:
+            logits: Logits (B, classes, rows, columns).
+            occupancy: Labels, bool (B, classes, rows, columns).
+            valid: Cells that are not ignored, bool (B, rows, columns).
+        """
         logits = logits.float()
         valid = valid.unsqueeze(1).to(logits.dtype)
         occupied = F.binary_cross_entropy_with_logits(
@@ -63,5 +72,5 @@ class OccupancyLoss(nn.Module):
     def _mean(self, loss: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.legacy:
             return (loss * mask).mean()
-        # A batch may have no such cell at all: then the loss is 0, not NaN.
+        # A batch may have no such cell; its loss must be 0, not NaN.
         return (loss * mask).sum() / (mask.sum() * loss.shape[1]).clamp(min=1)

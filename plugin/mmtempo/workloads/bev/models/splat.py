@@ -1,20 +1,20 @@
-"""Splat: sums the lifted points of all cameras into the cells of the BEV grid.
+"""Splat: sum of the lifted points of all cameras into the cells of the BEV grid.
 
-Three formulations of one sum. A point is a depth bin of a feature pixel; `geometry.cells`
-says which cell it falls into, and a point outside of the grid has weight zero::
+There are three formulations of the same sum. A point is a depth bin of a feature pixel;
+`geometry.cells` is its cell, and a point outside of the grid has weight zero::
 
     grid[cell(p, d)] += depth[p, d] * context[p]        for every pixel p and depth bin d
 
-- `splat_column`: where all pixels of an image column share their cells, the column is summed by
-  one small matrix product first. Then few points are left.
-- `splat_bag`: one bag of points a cell. The points are sorted beforehand, so nothing is
-  scattered, nothing is atomic, and the volume of all points is never written.
-- `splat_cumsum`: the classic. It writes the volume, sorts it, and takes differences of its
-  cumulative sum, which costs time, memory, precision and waits for the device.
-  It is here as the reference.
+- `splat_column`: where all pixels of an image column share their cells, sums the column by a
+  small matrix product first. Few points are left.
+- `splat_bag`: sums one bag of points per cell. The points are sorted beforehand, so there are no
+  scatters and no atomics, and the volume of all points is never written.
+- `splat_cumsum`: the original formulation, as the reference. It writes the volume, sorts it, and
+  takes differences of its cumulative sum, which costs time, memory, precision and
+  synchronizations.
 
-The gradient of a sum into cells is a look into these cells, and each pixel looks into
-as many as it has depth bins: the backward passes need neither sorting nor atomics.
+The gradient of a sum into cells is a gather from these cells, one for each depth bin of a pixel,
+so the backward passes need neither sorting nor atomics.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .frustum import SplatGeometry
 
 
 class _SumColumns(torch.autograd.Function):
-    """Products of columns, then sums by cell.
+    """Matrix products of image columns, then sums by cell.
 
-    One function for both: autograd's own backward pass of the product would take half
+    Both are in one function, since autograd's backward pass of the product would run in half
     precision where it is compiled inside autocast.
     """
 
@@ -54,14 +54,14 @@ class _SumColumns(torch.autograd.Function):
         context, depth, cells = ctx.saved_tensors
         images, bins, _, width = depth.shape
         with torch.autocast(grad.device.type, enabled=False):
-            looks = grad.contiguous().index_select(0, cells).view(images, width, bins, -1)
-            grad_context = depth.permute(0, 3, 2, 1) @ looks
-            grad_depth = looks @ context.permute(0, 3, 1, 2)
+            gathered = grad.contiguous().index_select(0, cells).view(images, width, bins, -1)
+            grad_context = depth.permute(0, 3, 2, 1) @ gathered
+            grad_depth = gathered @ context.permute(0, 3, 1, 2)
         return grad_context.permute(0, 3, 2, 1), grad_depth.permute(0, 2, 3, 1), None, None, None
 
 
 class _SumWeightedPoints(torch.autograd.Function):
-    """Sum of weight (P, D) times row (P, C) by cell; every row is D points."""
+    """Sums of weight (P, D) times row (P, C) by cell; every row has D points."""
 
     @staticmethod
     def forward(
@@ -86,10 +86,10 @@ class _SumWeightedPoints(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
         rows, weights, cells = ctx.saved_tensors
         grad = grad.contiguous()
-        looks = cells.view_as(weights)
-        # Row p gets the gradients of its cells, weighted: a bag of D looks.
-        grad_rows = F.embedding_bag(looks, grad, mode='sum', per_sample_weights=weights)
-        # Weight (p, d) gets the product of row p and its cell's gradient.
+        # The gradient of row p is the weighted sum of its cells' gradients: a bag of D rows.
+        bags = cells.view_as(weights)
+        grad_rows = F.embedding_bag(bags, grad, mode='sum', per_sample_weights=weights)
+        # The gradient of weight (p, d) is the dot product of row p and its cell's gradient.
         pixels, bins = weights.shape
         first = torch.arange(0, cells.numel(), bins, dtype=cells.dtype, device=cells.device)
         pixel = torch.arange(pixels, dtype=cells.dtype, device=cells.device)
@@ -101,7 +101,7 @@ class _SumWeightedPoints(torch.autograd.Function):
 
 
 class _SumRuns(torch.autograd.Function):
-    """Sums over runs of equal rank in sorted rows, as differences of the cumulative sum."""
+    """Sums over runs of equal cells in sorted rows, as differences of the cumulative sum."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -119,13 +119,13 @@ class _SumRuns(torch.autograd.Function):
 def splat_column(
     context: torch.Tensor, depth: torch.Tensor, geometry: SplatGeometry
 ) -> torch.Tensor:
-    """Sum each image column at each depth, then those sums into the cells."""
+    """Sum each image column at each depth, then sum the results by cell."""
     depth = depth * geometry.inside
     return _SumColumns.apply(context, depth, geometry.order, geometry.offsets, geometry.cells)
 
 
 def splat_bag(context: torch.Tensor, depth: torch.Tensor, geometry: SplatGeometry) -> torch.Tensor:
-    """Sum presorted points, one bag a cell; exact for any cameras."""
+    """Sum presorted points, one bag per cell; exact for any cameras."""
     depth = depth * geometry.inside
     rows = context.permute(0, 2, 3, 1).reshape(-1, context.shape[1])
     weights = depth.permute(0, 2, 3, 1).reshape(len(rows), -1)
@@ -135,17 +135,17 @@ def splat_bag(context: torch.Tensor, depth: torch.Tensor, geometry: SplatGeometr
 def splat_cumsum(
     context: torch.Tensor, depth: torch.Tensor, geometry: SplatGeometry
 ) -> torch.Tensor:
-    """The classic: sort the volume, then subtract cumulative sums."""
+    """Sort the volume of all points, then subtract cumulative sums."""
     volume = context.unsqueeze(2) * depth.unsqueeze(1)
     rows = volume.permute(0, 3, 4, 2, 1).reshape(-1, context.shape[1])
-    kept = geometry.inside.permute(0, 2, 3, 1).reshape(-1)
-    rows, ranks = rows[kept], geometry.cells[kept]
-    order = ranks.argsort()
-    rows, ranks = rows[order], ranks[order]
-    ends = torch.ones_like(ranks, dtype=torch.bool)
-    ends[:-1] = ranks[1:] != ranks[:-1]
+    inside = geometry.inside.permute(0, 2, 3, 1).reshape(-1)
+    rows, cells = rows[inside], geometry.cells[inside]
+    order = cells.argsort()
+    rows, cells = rows[order], cells[order]
+    ends = torch.ones_like(cells, dtype=torch.bool)
+    ends[:-1] = cells[1:] != cells[:-1]
     grid = rows.new_zeros(geometry.num_cells, rows.shape[1])
-    grid[ranks[ends]] = _SumRuns.apply(rows, ends)
+    grid[cells[ends]] = _SumRuns.apply(rows, ends)
     return grid
 
 
@@ -153,15 +153,15 @@ SPLATS = dict(column=splat_column, bag=splat_bag, cumsum=splat_cumsum)
 
 
 def splat(context: torch.Tensor, depth: torch.Tensor, geometry: SplatGeometry) -> torch.Tensor:
-    """Sum of all points by cell, by the formulation that the geometry was made for.
+    """Sum all points by cell, with the formulation of the geometry.
 
     Args:
         context: Features of each pixel, (B * cameras, C, h, w).
         depth: Weight of each depth bin, (B * cameras, D, h, w).
-        geometry: Where each point goes.
+        geometry: Cell of each point.
 
     Returns:
-        Features of the cells of all samples (B * cells, C), float32 also inside autocast:
+        Features of the cells of all samples (B * cells, C), float32 also inside autocast, since
         sums over thousands of points overflow half precision.
     """
     dtype = torch.promote_types(context.dtype, torch.float32)

@@ -1,7 +1,7 @@
-"""One camera's calibration, following the image through the pipeline.
+"""Calibration of a camera, updated with each transform of its image.
 
-Pixel coordinates name pixel *centres*: the top-left pixel covers [-0.5, 0.5].
-Axes of camera and BEV frame: x right, y down, z ahead.
+Integer pixel coordinates are pixel *centers*: the top-left pixel covers [-0.5, 0.5].
+Axes of the camera frame and of the BEV frame: x right, y down, z ahead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# nuScenes' cameras, and what turns its vehicle axes (x ahead, y left, z up) into the BEV frame's.
+# Names of nuScenes' cameras.
 CAMERA_NAMES = (
     'CAM_FRONT_LEFT',
     'CAM_FRONT',
@@ -20,11 +20,12 @@ CAMERA_NAMES = (
     'CAM_BACK',
     'CAM_BACK_RIGHT',
 )
+# Turns nuScenes' vehicle axes (x ahead, y left, z up) into those of the BEV frame.
 EGO_TO_BEV = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
 
 
 def _matrix(matrix: Any, size: int, what: str, where: str) -> np.ndarray:
-    """A finite square float64 matrix, or ValueError."""
+    """Return a finite float64 matrix of `size` x `size`, or raise ValueError."""
     try:
         array = np.asarray(matrix, dtype=np.float64)
     except (TypeError, ValueError):
@@ -39,16 +40,26 @@ def _matrix(matrix: Any, size: int, what: str, where: str) -> np.ndarray:
 
 
 def check_intrinsics(matrix: Any, where: str) -> np.ndarray:
-    """Return a valid 3x3 float64 intrinsic matrix, or raise ValueError naming `where`."""
+    """Return a valid 3x3 float64 intrinsic matrix.
+
+    Args:
+        matrix: The intrinsics, as nested lists or an array.
+        where: Token or file that the intrinsics are from; starts the message of the ValueError.
+    """
     array = _matrix(matrix, 3, 'intrinsics', where)
-    # The condition number is scale-free, unlike the determinant.
+    # Unlike the determinant, the condition number does not depend on the scale.
     if np.linalg.cond(array) > 1e12:
         raise ValueError(f'{where}: intrinsics are not invertible: {array.tolist()}')
     return array
 
 
 def check_pose(matrix: Any, where: str) -> np.ndarray:
-    """Return a valid rigid 4x4 float64 transform, or raise ValueError naming `where`."""
+    """Return a valid rigid 4x4 float64 transform.
+
+    Args:
+        matrix: The pose, as nested lists or an array.
+        where: Token or file that the pose is from; starts the message of the ValueError.
+    """
     array = _matrix(matrix, 4, 'the numbers of a pose', where)
     rotation = array[:3, :3]
     rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
@@ -61,10 +72,14 @@ def check_pose(matrix: Any, where: str) -> np.ndarray:
 
 
 def pixel_to_bev(intrinsics: np.ndarray, cam2bev: np.ndarray) -> np.ndarray:
-    """Where pixels look, (..., 4, 4), of intrinsics (..., 3, 3) and poses (..., 4, 4).
+    """Return matrices (..., 4, 4) that turn pixels and depths into points of the BEV frame.
 
     Pixel (u, v) at depth d is the point ``d * a[:3] / a[3] + matrix[:3, 3]`` of the BEV
     frame, with ``a = matrix[:, :3] @ (u, v, 1)``.
+
+    Args:
+        intrinsics: Intrinsics (..., 3, 3).
+        cam2bev: Poses (..., 4, 4) that map camera coordinates to the BEV frame.
     """
     matrix = np.zeros(np.broadcast_shapes(intrinsics.shape[:-2], cam2bev.shape[:-2]) + (4, 4))
     to_camera = np.linalg.inv(intrinsics)
@@ -76,14 +91,15 @@ def pixel_to_bev(intrinsics: np.ndarray, cam2bev: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Intrinsics of an image as it is now and as the camera delivered it, and the camera's pose.
+    """Intrinsics of the current image and of the native image, and the pose of the camera.
 
     Args:
-        intrinsics: 3x3, maps camera coordinates to pixels of the current image.
-        size: Width and height of the current image.
-        native_intrinsics: 3x3 at native resolution; never changes.
-        mirrored: Whether the scene has been mirrored left to right.
-        cam2bev: 4x4, maps camera coordinates to the BEV frame; the camera's own is the identity.
+        intrinsics: 3x3 matrix that maps camera coordinates to pixels of the current image.
+        size: Width and height of the current image, in pixels.
+        native_intrinsics: 3x3 intrinsics at native resolution; transforms do not change them.
+        mirrored: Whether the scene is mirrored left to right. Defaults to False.
+        cam2bev: 4x4 matrix that maps camera coordinates to the BEV frame; by default the
+            identity, for a BEV frame that is the camera frame.
     """
 
     intrinsics: np.ndarray
@@ -96,27 +112,30 @@ class Calibration:
     def native(
         cls, intrinsics: np.ndarray, size: tuple[int, int], cam2bev: np.ndarray | None = None
     ) -> Calibration:
-        """Calibration of an image that nothing has been done to yet."""
+        """Return the calibration of an image at native resolution."""
         return cls(intrinsics, size, intrinsics, cam2bev=np.eye(4) if cam2bev is None else cam2bev)
 
     def _moved(self, pixel_map: np.ndarray, size: tuple[int, int]) -> Calibration:
         return replace(self, intrinsics=pixel_map @ self.intrinsics, size=size)
 
     def resized(self, width: int, height: int) -> Calibration:
-        """The image was resized to `width` x `height` (pixel centres kept, as OpenCV does)."""
+        """Return the calibration after a resize to `width` x `height`.
+
+        The outer edges of the image stay in place, as in OpenCV; the corner pixels' centers move.
+        """
         sx, sy = width / self.size[0], height / self.size[1]
         pixel_map = np.array([[sx, 0, (sx - 1) / 2], [0, sy, (sy - 1) / 2], [0, 0, 1.0]])
         return self._moved(pixel_map, (width, height))
 
     def cropped(self, left: int, top: int, width: int, height: int) -> Calibration:
-        """The image was cropped; the box may reach outside of it (padding)."""
+        """Return the calibration after a crop; the box may exceed the image (padding)."""
         pixel_map = np.array([[1, 0, -left], [0, 1, -top], [0, 0, 1.0]])
         return self._moved(pixel_map, (width, height))
 
     def flipped(self) -> Calibration:
-        """The image was flipped left to right, and the scene with it: x becomes -x.
+        """Return the calibration after a left-right flip of image and scene: x becomes -x.
 
-        Mirroring both keeps the focal length positive, as a real camera has it.
+        Because both are mirrored, the focal length stays positive, as that of a real camera.
         """
         mirror = np.diag([-1.0, 1.0, 1.0, 1.0])
         pixel_map = np.array([[-1, 0, self.size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
@@ -129,20 +148,20 @@ class Calibration:
         )
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Pixels (..., 2) of points (..., 3) of the BEV frame, as the scene was recorded."""
+        """Project points (..., 3) of the BEV frame, before any flip, to pixels (..., 2)."""
         points = np.asarray(points, dtype=np.float64)
         if self.mirrored:
             points = points * np.array([-1.0, 1.0, 1.0])
-        # The pose is a rotation and a translation: its inverse is a product with the transpose.
+        # The pose is rigid, so the inverse of its rotation is the transpose.
         points = (points - self.cam2bev[:3, 3]) @ self.cam2bev[:3, :3]
         pixels = points @ self.intrinsics.T
         return pixels[..., :2] / pixels[..., 2:]
 
     def legacy_intrinsics(self, size: tuple[int, int]) -> np.ndarray:
-        """What the older code used: native values scaled for one fixed size.
+        """Return the intrinsics that the older code used: native values scaled to a fixed size.
 
-        The 1600x900 of the native image is hard-coded, and neither crops nor
-        flips move the principal point.
+        As in the older code, the native size is hard-coded as 1600 x 900, and crops and flips
+        do not move the principal point.
         """
         scale = np.diag([size[0] / 1600, size[1] / 900, 1.0])
         return scale @ self.native_intrinsics

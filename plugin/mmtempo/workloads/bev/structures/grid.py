@@ -1,4 +1,4 @@
-"""The BEV grid: which cell a point on the ground plane falls into."""
+"""The BEV grid: cells of the ground plane."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BEVGrid:
-    """Cells in x (columns, left to right) and z (rows, from the back to the front).
+    """Grid of cells: columns along x, left to right, and rows along z, back to front.
 
-    The axes are those of the BEV frame: x right, y down, z ahead. With one camera it is
-    the camera's own; with several, its origin lies on the ground below the vehicle.
+    The axes are those of the BEV frame: x right, y down, z ahead. With one camera, the BEV frame
+    is the camera frame. With several, its origin is on the ground below the vehicle.
 
     Args:
-        x: Lower bound, upper bound and cell size to the right, in metres.
-        z: Lower bound, upper bound and cell size ahead, in metres.
-        y: Lower and upper bound below the origin; what lies outside is dropped.
+        x: Lower bound, upper bound and cell size to the right, in meters.
+            Defaults to (-25.0, 25.0, 0.5).
+        z: Lower bound, upper bound and cell size ahead, in meters.
+            Defaults to (1.0, 50.0, 0.5).
+        y: Lower and upper bound below the origin, in meters; points outside are dropped.
+            Defaults to (-10.0, 10.0).
     """
 
     x: tuple[float, float, float] = (-25.0, 25.0, 0.5)
@@ -32,7 +35,7 @@ class BEVGrid:
                     f'number of cells (at least one), found {cells:g}'
                 )
         if self.y[1] <= self.y[0]:
-            raise ValueError(f'grid.y = {self.y}: the upper bound must lie above the lower one')
+            raise ValueError(f'grid.y = {self.y}: the upper bound must be greater than the lower')
 
     @property
     def columns(self) -> int:

@@ -1,9 +1,9 @@
-"""The BEV label: its classes, and the packed form in which it travels.
+"""The BEV label: classes and packed format.
 
-A cell may carry several classes, so a label is one bit a class: bits 0-13 are
-`CLASSES` in order, bit 14 says *ignore*. Bit 15 is never set, so the 16 bits of
-the file are carried as `int16`: torch can neither shift nor pickle `uint16`.
-That is 78 kB a sample from disk to device instead of 4.7 MB as int64 planes.
+A cell may carry several classes, so a label has one bit per class: bits 0-13 are `CLASSES` in
+order, bit 14 marks ignored cells. Bit 15 is never set, so the 16 bits of the file fit into
+`int16`, which torch can shift and pickle, unlike `uint16`. A packed label takes 78 kB per sample
+from disk to device, instead of 4.7 MB as int64 planes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLASSES = (
 )
 IGNORE_BIT = 14
 
-# Share of the valid cells that carry each class in nuScenes.
+# Share of valid cells with each class in nuScenes.
 PRIORS = (
     0.44679,
     0.02407,
@@ -47,7 +47,7 @@ PRIORS = (
     0.00176,
 )
 
-# RGB, for pictures of a label; later classes are drawn over earlier ones.
+# RGB colors of the classes; later classes are drawn over earlier ones.
 PALETTE = (
     (128, 128, 140),
     (230, 225, 160),
@@ -67,7 +67,7 @@ PALETTE = (
 
 
 def pack_label(occupancy: np.ndarray, ignore: np.ndarray) -> np.ndarray:
-    """Pack boolean planes (classes, rows, columns) and an ignore mask into uint16."""
+    """Pack boolean planes (classes, rows, columns) and an ignore mask into a uint16 label."""
     bits = (1 << np.arange(len(occupancy), dtype=np.uint16)).reshape(-1, 1, 1)
     packed = (occupancy.astype(np.uint16) * bits).sum(0, dtype=np.uint16)
     return packed | (ignore.astype(np.uint16) << np.uint16(IGNORE_BIT))
@@ -76,7 +76,11 @@ def pack_label(occupancy: np.ndarray, ignore: np.ndarray) -> np.ndarray:
 def unpack_label(
     packed: torch.Tensor, num_classes: int = len(CLASSES)
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unpack int16 labels (..., rows, columns) where they are, without waiting for the device.
+    """Unpack int16 labels (..., rows, columns) on their device, without a synchronization.
+
+    Args:
+        packed: The packed labels.
+        num_classes: Number of classes in the labels. Defaults to 14.
 
     Returns:
         Occupancy (..., num_classes, rows, columns) and validity (..., rows, columns), both bool.

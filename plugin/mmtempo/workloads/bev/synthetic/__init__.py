@@ -1,4 +1,4 @@
-"""Makes BEV data: scenes, their pictures and labels, and the folders they go to."""
+"""Synthetic BEV data: scenes, images, labels, and data sets on disk."""
 
 from .camera import Camera, View
 from .render import SURROUND_GRID, label_views, make_label, render_image, render_views

@@ -1,8 +1,10 @@
-"""A pinhole camera, and where it stands in a scene.
+"""Pinhole camera and its position in a scene.
 
-Three frames, all with x right, y down and z ahead: the scene's (BEV, ground at y = 0),
-the *level* one (at the camera, turned to where it looks, y still straight down) and the
-camera's own, which is the level one tilted.
+There are three frames, all with x right, y down and z ahead:
+
+- the scene frame: the BEV frame, with the ground at y = 0;
+- the *level* frame: at the camera, turned by its yaw, with y straight down;
+- the camera frame: the level frame, tilted by the pitch and roll of the camera.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ BEV_TO_EGO = EGO_TO_BEV[:3, :3].T
 
 @dataclass(frozen=True)
 class Camera:
-    """A pinhole camera `height` metres above the ground.
+    """Pinhole camera above the ground.
 
-    `rotation` (3, 3) turns the level frame into the camera's; a level camera, which
-    looks along z, needs none.
+    Args:
+        intrinsics: 3x3 matrix that maps camera coordinates to pixels.
+        size: Width and height of the image, in pixels.
+        height: Height above the ground, in meters. Defaults to 2.2.
+        rotation: Rotation (3, 3) from the level frame to the camera frame; by default the
+            identity, for a camera without pitch and roll.
     """
 
     intrinsics: np.ndarray
@@ -30,20 +36,20 @@ class Camera:
     rotation: np.ndarray = field(default_factory=lambda: np.eye(3))
 
     def turn(self, points: np.ndarray) -> np.ndarray:
-        """Points (n, 3) of the level frame, in the camera's own."""
+        """Turn points (n, 3) of the level frame into the camera frame."""
         return points @ self.rotation.T
 
     def to_pixels(self, points: np.ndarray) -> np.ndarray:
-        """Pixels (n, 2) of points (n, 3) in the camera's own frame."""
+        """Project points (n, 3) of the camera frame to pixels (n, 2)."""
         pixels = points @ self.intrinsics.T
         return pixels[:, :2] / pixels[:, 2:]
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Pixels (n, 2) of points (n, 3) of the level frame."""
+        """Project points (n, 3) of the level frame to pixels (n, 2)."""
         return self.to_pixels(self.turn(points))
 
     def sees_sky(self) -> np.ndarray:
-        """Which pixels (height, width) look above the horizon."""
+        """Return whether each pixel (height, width) is above the horizon."""
         (fx, _, cx), (_, fy, cy), _ = self.intrinsics
         right = (np.arange(self.size[0]) - cx) / fx
         below = (np.arange(self.size[1])[:, None] - cy) / fy
@@ -53,7 +59,15 @@ class Camera:
 
 @dataclass(frozen=True)
 class View:
-    """A camera at (x, z) of the scene that looks along `yaw`, as a `Box` does."""
+    """Camera with a position and a direction in the scene.
+
+    Args:
+        camera: The camera.
+        x: Position to the right, in meters. Defaults to 0.0.
+        z: Position ahead, in meters. Defaults to 0.0.
+        yaw: Direction in radians, from straight ahead to the right, as for `Box`.
+            Defaults to 0.0.
+    """
 
     camera: Camera
     x: float = 0.0
@@ -62,7 +76,7 @@ class View:
 
     @property
     def from_ground(self) -> np.ndarray:
-        """(3, 3) that turns a place (x, z, 1) on the scene's ground into the level frame."""
+        """Matrix (3, 3) that turns ground points (x, z, 1) of the scene into the level frame."""
         cos, sin = np.cos(self.yaw), np.sin(self.yaw)
         return np.array(
             [
@@ -74,7 +88,7 @@ class View:
 
     @property
     def cam2ego(self) -> np.ndarray:
-        """(4, 4) from the camera's frame to nuScenes' ego frame, whose origin is on the ground."""
+        """Matrix (4, 4) from the camera frame to nuScenes' ego frame, with origin on the ground."""
         cos, sin = np.cos(self.yaw), np.sin(self.yaw)
         level_to_bev = np.array([[cos, 0, sin], [0, 1, 0], [-sin, 0, cos]])
         matrix = np.eye(4)

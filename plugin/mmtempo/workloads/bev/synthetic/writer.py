@@ -1,13 +1,14 @@
-"""Writes a synthetic data set.
+"""Writing of synthetic data sets.
 
-One camera a sample, in the layout of `NuScenesBEVDataset`, or six of one scene:
+A sample has one camera, in the layout of `NuScenesBEVDataset`, or six cameras of one scene, in
+that of `MultiCameraBEVDataset`:
 
-    img_dir/{train,val}/<CAMERA>/<token>.jpg   without <CAMERA>/ if there is one camera only
-    ann_bev_dir/{train,val}/<token>.png        see `SURROUND_GRID`, `LABEL_GRID` for one camera
+    img_dir/{train,val}/<CAMERA>/<token>.jpg   without <CAMERA>/ for one camera
+    ann_bev_dir/{train,val}/<token>.png        see `SURROUND_GRID`; `LABEL_GRID` for one camera
     calib.json   {token: {CAMERA: {'intrinsics': 3 x 3, 'cam2ego': 4 x 4}}}, {token: 3 x 3} for one
 
 `cam2ego` turns camera coordinates (x right, y down, z ahead) into nuScenes' ego coordinates
-(x ahead, y left, z up, origin on the ground); intrinsics are those of the written images.
+(x ahead, y left, z up, origin on the ground). Intrinsics are those of the written images.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from .render import label_views, make_label, render_image, render_views
 from .rig import VEHICLES, make_rig
 from .scene import AROUND, make_scene
 
-# Focal length and principal point of each camera, at 1600 x 900. They differ as much
-# as real ones do: whoever ignores the calibration puts things in the wrong place.
+# Focal length and principal point of each camera, in pixels at 1600 x 900. They differ as much
+# as those of real cameras, so that code that ignores the calibration fails.
 CAMERAS = (
     (1266.0, 816.0, 491.0),
     (809.0, 829.0, 481.0),
@@ -42,13 +43,23 @@ CAMERAS = (
     (960.0, 1060.0, 430.0),
 )
 SPLITS = ('train', 'val')
-# Every so many images one is nearly all hidden.
+# One image in this many is almost completely hidden.
 BLOCKED_EVERY = 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """One sample to make; a pure function of these values, whoever makes it."""
+    """Description of a sample, which determines its files completely.
+
+    Args:
+        root: Folder of the data set.
+        split: 'train' or 'val'.
+        index: Number of the sample in its split.
+        seed: Seed of the data set.
+        size: Width and height of each image, in pixels.
+        suffix: File format of the images, 'jpg' or 'png'.
+        multicam: Whether the sample has six cameras instead of one. Defaults to False.
+    """
 
     root: str
     split: str
@@ -66,7 +77,7 @@ class Job:
 def _one_camera(
     job: Job, rng: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], np.ndarray, Any]:
-    """Images by sub-folder (here none), label and calibration."""
+    """Return images by subfolder (here ''), label and calibration of one camera."""
     focal, cx, cy = CAMERAS[rng.integers(len(CAMERAS))]
     sx, sy = job.size[0] / 1600, job.size[1] / 900
     intrinsics = np.array([[focal * sx, 0, cx * sx], [0, focal * sy, cy * sy], [0, 0, 1.0]])
@@ -79,7 +90,7 @@ def _one_camera(
 def _six_cameras(
     job: Job, rng: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], np.ndarray, Any]:
-    """Images by camera, their one label, and calibration."""
+    """Return images by camera, label and calibrations of six cameras."""
     rig = make_rig(int(rng.integers(VEHICLES)), job.size)
     scene = make_scene(rng, layout=AROUND)
     views = list(rig.values())
@@ -92,7 +103,7 @@ def _six_cameras(
 
 
 def make_sample(job: Job) -> tuple[str, Any]:
-    """Write images and label of one job; returns its token and its entry of `calib.json`."""
+    """Write images and label of a sample; return its token and its entry of `calib.json`."""
     cv2.setNumThreads(1)
     rng = np.random.default_rng([job.seed, SPLITS.index(job.split), job.index])
     make = _six_cameras if job.multicam else _one_camera
@@ -113,24 +124,24 @@ def write_dataset(
     workers: int = 1,
     multicam: bool = False,
 ) -> Iterator[str]:
-    """Write the data set, yielding each token as it is done.
+    """Write a data set; yield the token of each sample after it is written.
 
-    Everything goes to a folder beside `root` first, which is renamed at the end:
-    `root` never holds half a data set. The result depends on the arguments
-    only, not on `workers`.
+    Files go to a folder next to `root`, which is renamed to `root` at the end, so that `root`
+    never contains a part of a data set. The files do not depend on `workers`.
 
     Args:
-        root: Folder to make; must not exist.
+        root: Folder of the data set; must not exist.
         num: Number of samples by split ('train', 'val').
-        size: Width and height of each image.
-        seed: Of the whole data set.
-        suffix: 'jpg' or 'png'.
-        workers: Processes to use.
-        multicam: Six cameras around a vehicle a sample, instead of one that looks ahead.
+        size: Width and height of each image, in pixels. Defaults to (1600, 900).
+        seed: Seed of the data set. Defaults to 0.
+        suffix: File format of the images, 'jpg' or 'png'. Defaults to 'jpg'.
+        workers: Number of processes. Defaults to 1.
+        multicam: Whether each sample has six cameras around a vehicle, instead of one that looks
+            ahead. Defaults to False.
     """
     target = Path(root)
     if target.exists():
-        raise FileExistsError(f'{target} exists; remove it first, or name another folder')
+        raise FileExistsError(f'{target} exists; remove it first, or choose another folder')
     partial = target.with_name(f'{target.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     jobs = []

@@ -1,4 +1,4 @@
-"""What happens to one sample between disk and batch."""
+"""Transforms of BEV samples."""
 
 from .bev_random_crop import BEVRandomCrop
 from .bev_random_flip import BEVRandomFlip

@@ -1,4 +1,4 @@
-"""Mirrors the whole scene: image, calibration and label."""
+"""Random left-right flip of image, calibration and label."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from mmengine.registry import TRANSFORMS
 
 @TRANSFORMS.register_module()
 class BEVRandomFlip(BaseTransform):
-    """Mirror image, calibration and label left to right, so that they still agree.
+    """Flip image, calibration and label left to right, so that they still agree.
 
-    With several cameras the whole rig is mirrored: put it behind `EachCamera`.
+    With several cameras, put it after `EachCamera`, so that it flips the whole rig.
 
     Required keys: ``img``, ``calibration``; ``gt_bev`` where there is one.
     Added keys: ``flip``.
 
     Args:
-        prob: How often. Defaults to 0.5.
+        prob: Probability of the flip. Defaults to 0.5.
     """
 
     def __init__(self, prob: float = 0.5) -> None:
         if not 0 <= prob <= 1:
-            raise ValueError(f'BEVRandomFlip.prob must lie in [0, 1], found {prob}')
+            raise ValueError(f'BEVRandomFlip.prob must be in [0, 1], found {prob}')
         self.prob = prob
 
     def transform(self, results: dict) -> dict:

@@ -1,4 +1,4 @@
-"""Resizes the image and its calibration."""
+"""Resize of the camera image and its calibration."""
 
 from mmcv.transforms import Resize
 from mmengine.registry import TRANSFORMS
@@ -8,7 +8,7 @@ from .each_camera import check_single_image
 
 @TRANSFORMS.register_module()
 class BEVResize(Resize):
-    """mmcv's `Resize`, with the calibration kept in step; takes the same arguments.
+    """Resize the image and update its calibration; takes the arguments of mmcv's `Resize`.
 
     Required keys: ``img``, ``calibration``. The BEV label does not change.
     """

@@ -1,4 +1,4 @@
-"""Reads a packed BEV label."""
+"""Loading of a packed BEV label."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mmtempo.workloads.bev.structures.labels import CLASSES, IGNORE_BIT
 
 @TRANSFORMS.register_module()
 class LoadBEVAnnotation(BaseTransform):
-    """Load the 16-bit label and keep it packed.
+    """Load a 16-bit label without unpacking it.
 
     Required keys: ``bev_path``. Added keys: ``gt_bev`` (uint16, rows x columns).
 
     Args:
-        groups: Names of the classes that each class to be learnt stands for; cells with any of
-            them carry it. Defaults to None: the classes of the file.
+        groups: A list of class names of the file for each class to be learned; a cell with any
+            of them carries that class. Defaults to None: the classes of the file.
     """
 
     def __init__(self, groups: Sequence[Sequence[str]] | None = None) -> None:
@@ -37,7 +37,7 @@ class LoadBEVAnnotation(BaseTransform):
         unknown = {name for group in groups or () for name in group} - set(CLASSES)
         if unknown:
             raise ValueError(
-                f'LoadBEVAnnotation.groups names {sorted(unknown)}; '
+                f'LoadBEVAnnotation.groups names the unknown classes {sorted(unknown)}; '
                 f'the classes of a label are {", ".join(CLASSES)}'
             )
         self.groups = groups
@@ -47,11 +47,11 @@ class LoadBEVAnnotation(BaseTransform):
         label = decode(read_file(path, 'label'), cv2.IMREAD_UNCHANGED, path, 'label')
         if label.dtype != np.uint16 or label.ndim != 2:
             raise BadSampleError(
-                f'label {path}: expected 16-bit grey, found {label.dtype} of shape {label.shape}'
+                f'label {path}: expected 16-bit gray, found {label.dtype} of shape {label.shape}'
             )
         if label.max() >> 15:
             raise BadSampleError(
-                f'label {path}: bit 15 is set; bits 0-13 are classes and bit 14 means ignore'
+                f'label {path}: bit 15 is set; bits 0-13 are classes, bit 14 marks ignored cells'
             )
         results['gt_bev'] = label if self.groups is None else self._merge(label, self.groups)
         return results

@@ -1,4 +1,4 @@
-"""Reads a camera image and starts its calibration."""
+"""Loading of a camera image with its calibration."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from mmengine.registry import TRANSFORMS
 from mmtempo.datasets.images.decode import check_reduce_to, decode, decode_reduced, read_file
 from mmtempo.workloads.bev.structures.calibration import Calibration, check_intrinsics
 
-# Intrinsics are those of the pixels as they lie in the file, whatever its EXIF data say.
+# Intrinsics refer to the pixels as stored in the file, so its EXIF orientation is not applied.
 FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 @TRANSFORMS.register_module()
 class LoadCameraImage(BaseTransform):
-    """Load the camera image, whatever its size, with its calibration.
+    """Load a camera image of any size with its calibration.
 
     Required keys: ``img_path``, ``intrinsics``; ``cam2bev`` where the BEV frame is not the
-    camera's own.
+    camera frame.
     Added keys: ``img`` (uint8, BGR), ``img_shape``, ``ori_shape``, ``calibration``.
 
     With `reduce_to`, a JPEG that is at least twice as large is decoded at 1/2, 1/4 or 1/8 of its
-    size, in less time, and the calibration knows. Images then differ from those of a full decode
-    and `BEVResize`: that one takes single pixels out, where here all of them have a part.
+    size, which takes less time. The calibration accounts for it. The images differ from those of
+    a full decode and `BEVResize`: `BEVResize` samples single pixels, a reduced decode averages
+    all of them.
 
     Args:
-        reduce_to: Width and height that the pipeline needs at least, such as the largest scale
-            of `BEVResize`; None decodes in full. Defaults to None.
+        reduce_to: Width and height in pixels that the pipeline needs at least, such as the
+            largest scale of `BEVResize`; None decodes in full. Defaults to None.
     """
 
     def __init__(self, reduce_to: tuple[int, int] | None = None) -> None:
@@ -37,8 +38,8 @@ class LoadCameraImage(BaseTransform):
         path = results['img_path']
         if isinstance(path, list):
             raise ValueError(
-                f'LoadCameraImage: the sample has {len(path)} cameras; put what is done to single '
-                "images into dict(type='EachCamera', transforms=[...])"
+                f'LoadCameraImage: expected one camera image, found {len(path)}; put the '
+                "transforms of single images into dict(type='EachCamera', transforms=[...])"
             )
         content, factor = read_file(path, 'image'), 1
         if self.reduce_to is None:

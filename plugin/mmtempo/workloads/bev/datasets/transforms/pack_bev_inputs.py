@@ -1,4 +1,4 @@
-"""Turns a sample into what the model takes."""
+"""Packing of a sample into inputs and data sample of the model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ META_KEYS = ('token', 'img_path', 'bev_path', 'calibration', 'img_shape', 'ori_s
 
 @TRANSFORMS.register_module()
 class PackBEVInputs(BaseTransform):
-    """Pack the image as a uint8 tensor and the label, still packed, as int16.
+    """Pack image, label and meta information for the model.
 
-    Required keys: ``img``; ``gt_bev`` where there is one.
-    Returns: ``inputs`` (3, H, W), or (cameras, 3, H, W) where ``img`` is a list, and
-    ``data_samples`` (`BEVDataSample`).
+    Required keys: ``img``; ``gt_bev`` is optional.
+    Returned keys: ``inputs``, uint8 (3, H, W), or (cameras, 3, H, W) where ``img`` is a list;
+    ``data_samples``, a `BEVDataSample` with the packed label as int16.
     """
 
     def transform(self, results: dict) -> dict:
@@ -26,7 +26,8 @@ class PackBEVInputs(BaseTransform):
         if isinstance(image, list):
             if len({each.shape for each in image}) > 1:
                 raise ValueError(
-                    f'the images of the cameras differ in shape: {[i.shape[:2] for i in image]}; '
+                    'PackBEVInputs: the images of the cameras differ in shape: '
+                    f'{[each.shape[:2] for each in image]}; '
                     'end EachCamera with BEVResize(scale=...) or BEVRandomCrop(size=...)'
                 )
             image = np.stack(image)
