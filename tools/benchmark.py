@@ -1,10 +1,11 @@
-"""Measure one part against its stock counterpart, side by side on this machine.
+"""Measure one part and its stock counterpart on this machine.
 
 python tools/benchmark.py splat
 python tools/benchmark.py splat --quick --json splat.json
 python tools/benchmark.py family CONFIG     # each policy of train.py --tempo, with your own config
 
-Prints the machine, the figures with their spread, and the bars; exits with 1 when one is missed.
+Prints the machine, the figures with their spread, and the bars; the exit code is 1 if a bar is
+missed.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('name', choices=sorted(BENCHMARKS), help='what to measure')
-    parser.add_argument('config', nargs='?', help='family: a config, instead of our mini')
-    parser.add_argument('--cfg-options', nargs='+', metavar='KEY=VALUE', help='family: as train.py')
-    parser.add_argument('--quick', action='store_true', help='fewer rounds: within a minute')
-    parser.add_argument('--json', metavar='FILE', help='also write the figures there')
+    parser.add_argument('config', nargs='?', help='for family: a config instead of the mini config')
+    parser.add_argument(
+        '--cfg-options', nargs='+', metavar='KEY=VALUE', help='for family: as for train.py'
+    )
+    parser.add_argument('--quick', action='store_true', help='fewer rounds, within a minute')
+    parser.add_argument('--json', metavar='FILE', help='write the figures to this file')
     args = parser.parse_args()
     if args.name != 'family' and (args.config or args.cfg_options):
-        parser.error(f'{args.name} takes no config; family does')
-    # Before minutes are spent on figures that could not be written.
+        parser.error(f'{args.name} takes neither CONFIG nor --cfg-options; only family does')
+    # Checked first, so that no figures are measured that cannot be written.
     folder = os.path.dirname(os.path.abspath(args.json or ''))
     if not os.path.isdir(folder):
         parser.error(f'--json: the folder {folder} does not exist')

@@ -131,9 +131,9 @@ def test_our_preprocessors_are_done_ahead(
 def test_staging_does_not_wait(make: Any, batch: Any) -> None:
     stage, data = BatchStage(make(), True), batch()
     with SyncCensus() as census:
-        census.lies_on_host(data['inputs'])
+        census.mark_on_host(data['inputs'])
         for sample in data['data_samples']:
-            census.lies_on_host(sample)
+            census.mark_on_host(sample)
         stage(data)
     assert census.table() == []
 

@@ -133,7 +133,7 @@ def test_nobody_waits(shapes: list) -> None:
     for cls, waits in ((SegDataPreProcessor, 6), (SparseSegDataPreProcessor, 0)):
         data, preprocessor = make_batch(shapes), cls(**arguments)
         with SyncCensus() as census:
-            census.lies_on_host(data)
+            census.mark_on_host(data)
             result = preprocessor(data, training=True)
             assert not census.is_on_host(result['inputs'])
             assert not census.is_on_host(result['data_samples'][0].gt_sem_seg.data)

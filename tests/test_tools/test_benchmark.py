@@ -1,4 +1,4 @@
-"""The tool as it is called: exit codes, files, mistakes."""
+"""`tools/benchmark.py` on a command line: exit codes, files, mistakes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.testing.common import ROOT
 
 
 def tool() -> ModuleType:
+    """Import the script as a module."""
     sys.path.insert(0, str(ROOT / 'tools'))
     try:
         import benchmark
@@ -24,17 +25,17 @@ def tool() -> ModuleType:
 
 
 @pytest.mark.parametrize(('waits', 'code'), [(0, 0), (1, 1)])
-def test_exit_code_says_whether_all_bars_are_met(
+def test_exit_code_is_1_if_a_bar_is_missed(
     waits: int,
     code: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    asked: list[bool] = []
+    quick_values: list[bool] = []
 
     def measure(quick: bool) -> Report:
-        asked.append(quick)
+        quick_values.append(quick)
         report = Report('splat')
         report.at_most('waits', waits, 0)
         return report
@@ -43,17 +44,18 @@ def test_exit_code_says_whether_all_bars_are_met(
     path = tmp_path / 'report.json'
     monkeypatch.setattr(sys, 'argv', ['benchmark.py', 'splat', '--quick', '--json', str(path)])
     assert tool().main() == code
-    assert asked == [True]
+    assert quick_values == [True]
     assert json.loads(path.read_text())['checks'][0]['ok'] == (code == 0)
     assert f'waits: {waits} (<= 0)' in capsys.readouterr().out
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess:
+    """Run the script in a process."""
     command = [sys.executable, str(ROOT / 'tools/benchmark.py'), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=800)
 
 
-def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> None:
+def test_mistakes_are_errors_before_measuring(tmp_path: Path) -> None:
     result = call('splat', '--json', str(tmp_path / 'no' / 'report.json'))
     assert result.returncode == 2
     assert f'--json: the folder {tmp_path}/no does not exist' in result.stderr
@@ -65,7 +67,7 @@ def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(('name', 'checks'), [('splat', 15), ('checkpoint', 3)])
-def test_the_whole_benchmark(name: str, checks: int, tmp_path: Path) -> None:
+def test_benchmark_runs_from_the_command_line(name: str, checks: int, tmp_path: Path) -> None:
     result = call(name, '--quick', '--json', str(tmp_path / 'report.json'))
     assert result.returncode in (0, 1), result.stderr
     content = json.loads((tmp_path / 'report.json').read_text())

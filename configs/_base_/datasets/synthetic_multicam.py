@@ -1,4 +1,4 @@
-# Six views of one scene (make_synthetic_bev.py --multicam): 352x128 images, labels of 200x200 cells.
+# Six views per scene (make_synthetic_bev.py --multicam): 352x128 images, labels of 200x200 cells.
 _base_ = ['./nuscenes_bev.py']
 data_root = 'data/synthetic_multicam'
 vehicles = [
@@ -11,7 +11,7 @@ vehicles = [
     'bicycle',
 ]
 metainfo = dict(classes=('vehicle',), palette=[(250, 120, 20)])
-# Each camera gets a crop of its own, which cuts off mostly sky: few calibrations come twice.
+# Each camera is cropped separately, mostly in the sky, so few calibrations repeat.
 train_pipeline = [
     dict(
         type='EachCamera',

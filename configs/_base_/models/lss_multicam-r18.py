@@ -17,14 +17,14 @@ model = dict(
         in_channels=256,
         out_channels=64,
         stride=16,
-        depth=(4.0, 45.0, 1.0),  # 41 bins; the rows of this grid lie behind the vehicle too
+        depth=(4.0, 45.0, 1.0),  # 41 bins, independent of the rows: this grid extends to the rear as well
         grid=dict(x=(-50.0, 50.0, 0.5), z=(-50.0, 50.0, 0.5), y=(-10.0, 10.0)),
     ),
     decode_head=dict(
         type='BEVPyramidHead',
         in_channels=64,
         channels=128,
-        num_blocks=(4,),  # labels have the grid's own resolution
+        num_blocks=(4,),  # labels have the resolution of the grid
         priors=(0.033,),  # share of valid cells with a vehicle in the synthetic set
     ),
 )

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from mmtempo.benchmarks.harness import Report, Timing
 from mmtempo.benchmarks.side_effects import measure_side_effects
-from mmtempo.doctor.sync_report import count_waits
+from mmtempo.doctor.sync_report import count_host_syncs
 from mmtempo.system.readings import MachineReadings
 from mmtempo.system.sampler import MachineSampler
 
@@ -197,7 +197,7 @@ def take_set(rounds: int, seed: int) -> list[Round]:
 def _waits(timer: dict | None) -> float:
     """For the device, in an iteration."""
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as folder:
-        found = count_waits(_config(timer, folder), iterations=20)
+        found = count_host_syncs(_config(timer, folder), iterations=20)
     return found.per_iteration
 
 
