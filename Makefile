@@ -1,8 +1,8 @@
-# make train: set up, make data, train BEV segmentation. make test: every check. make help: the rest.
-#   STACK=onedl (default) or openmmlab: which mm-stack, each in a venv of its own
-#   PYTHON=python3.12: with which Python to make the venv
-#   JOBS=2: so many tests at a time; as many as there are cores if it is not given, 4 at most
-#   TEMPO=balanced, speed_first, memory_first, grad_accum or baseline: make train by that policy
+# make train: install, generate data, train BEV segmentation. make test: all checks but slow tests.
+#   STACK=onedl (default) or openmmlab: the mm-stack; each has a separate venv
+#   PYTHON=python3.12: the Python of the venv (default: python3)
+#   JOBS=N: run N test files in parallel (default: number of cores, at most 4; 0: one process)
+#   TEMPO=balanced, speed_first, memory_first, grad_accum or baseline: policy of make train
 STACK ?= onedl
 PYTHON ?= python3
 VENV := $(if $(filter onedl,$(STACK)),.venv,.venv-$(STACK))
@@ -13,7 +13,6 @@ CONFIG ?= configs/lss_swin/lss_swin-mini_1xb4-300_synthetic-bev.py
 DATA := data/synthetic_bev
 MULTICAM := data/synthetic_multicam
 PYTEST_ARGS ?=
-# Files of tests side by side, one on each core; 0: one after the other, in one process.
 JOBS ?= logical
 READY := $(VENV)/.ready
 

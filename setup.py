@@ -1,4 +1,4 @@
-"""Package metadata and the one build step: configs and tools travel in the wheel."""
+"""Package metadata, and a build step that adds configs and tools to the wheel."""
 
 import re
 import shutil
@@ -11,11 +11,11 @@ ROOT = Path(__file__).parent
 
 
 class BuildWithMim(build_py):
-    """Puts configs, tools and the model index into `mmtempo/.mim`, where mim looks for them."""
+    """Build step that copies configs, tools and the model index to `mmtempo/.mim` for mim."""
 
     def run(self) -> None:
         super().run()
-        if self.editable_mode:  # a checkout has them at its top level
+        if self.editable_mode:  # mim finds those of a checkout at its top level
             return
         mim = Path(self.build_lib) / 'mmtempo' / '.mim'
         shutil.rmtree(mim, ignore_errors=True)
@@ -26,7 +26,7 @@ class BuildWithMim(build_py):
 
 
 def requirements(name: str) -> list:
-    """Lines of a requirements file, without comments."""
+    """Return the lines of a requirements file, without comments."""
     lines = (ROOT / 'requirements' / name).read_text(encoding='utf-8').splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith('#')]
 

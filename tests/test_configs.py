@@ -1,9 +1,8 @@
-"""Every leaf config loads, builds its model, and reads well."""
+"""Each leaf config loads, builds its model, and follows the conventions of names and length."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import re
 from pathlib import Path
@@ -12,30 +11,23 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 from mmtempo.workloads.bev.structures.calibration import pixel_to_bev
 from tests.testing.common import ROOT
+from tests.testing.leaf_configs import LEAVES, load_leaf
 
-LEAVES = sorted(path for path in (ROOT / 'configs').rglob('*.py') if '_base_' not in path.parts)
 BASELINE = ROOT / 'configs/lss_swin/lss_swin-t_1xb4-200k_nuscenes-bev-800x600.py'
-# Processes, samples of each at once, batches to an update, iterations.
+# Processes, samples of a batch, batches of an update, iterations.
 SCHEDULE = re.compile(r'_(\d+)xb(\d+)(?:x(\d+))?-(\d+k?)_')
 
 
-@functools.cache
-def load_leaf(path: Path) -> Config:
-    """A leaf config, read once. Copy what you change."""
-    return Config.fromfile(str(path))
-
-
-def test_there_are_configs() -> None:
+def test_leaf_configs_are_found() -> None:
     assert len(LEAVES) >= 40
 
 
-def test_each_model_is_built_once() -> None:
-    """Configs of one model by different policies differ in other things."""
+def test_each_model_is_built() -> None:
+    """Leaves of one model by different policies are built once, since the model is the same."""
     models = {}
     for path in LEAVES:
         cfg = load_leaf(path)
@@ -44,12 +36,12 @@ def test_each_model_is_built_once() -> None:
     assert len(models) >= 13
     for (scope, _), model in models.items():
         with DefaultScope.overwrite_default_scope(scope):
-            built = MODELS.build(copy.deepcopy(model))  # which writes into it
+            built = MODELS.build(copy.deepcopy(model))  # building changes the dictionary
         assert sum(p.numel() for p in built.parameters()) > 1e5
 
 
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
-def test_is_short_and_opens_with_its_command(path: Path) -> None:
+def test_leaf_is_short_and_begins_with_its_command(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= 15
     assert lines[0].startswith('# ')
@@ -57,26 +49,26 @@ def test_is_short_and_opens_with_its_command(path: Path) -> None:
 
 
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
-def test_the_name_says_batch_and_length(path: Path) -> None:
+def test_name_contains_batch_and_length(path: Path) -> None:
     cfg = load_leaf(path)
     found = SCHEDULE.search(path.stem)
     assert found is not None
-    processes, batch, count = (int(one or 1) for one in found.groups()[:3])
+    processes, batch, count = (int(number or 1) for number in found.groups()[:3])
     assert cfg.train_dataloader.batch_size == batch
     assert cfg.optim_wrapper.get('accumulative_counts', 1) == count
-    # So --auto-scale-lr, with as many processes, leaves the learning rate as it is.
+    # With this number of processes --auto-scale-lr does not change the learning rate.
     assert cfg.auto_scale_lr == dict(enable=False, base_batch_size=processes * batch * count)
     iterations = cfg.train_cfg.max_iters
     assert found[4] in (str(iterations), f'{iterations / 1000:.0f}k')
 
 
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
-def test_is_three_levels_deep_at_most(path: Path) -> None:
+def test_leaf_is_at_most_three_levels_deep(path: Path) -> None:
     assert _levels(path) <= 3
 
 
 def _levels(path: Path) -> int:
-    """Files from this one to the deepest of its bases; mmseg's own are not counted."""
+    """Return the files from this one to the deepest of its bases, without those of mmseg."""
     code = path.read_text().partition('_base_ = ')[2].partition(']')[0]
     bases = [path.parent / name for name in re.findall(r"'([^']+\.py)'", code)]
     return 1 + max(map(_levels, bases), default=0)
@@ -91,7 +83,7 @@ def test_default_hooks_are_defined_once() -> None:
     assert owners == ['default_runtime.py']
 
 
-def test_baseline_is_that_of_the_field_notes() -> None:
+def test_baseline_equals_the_field_notes() -> None:
     cfg = load_leaf(BASELINE)
     assert cfg.train_dataloader.batch_size == 4
     assert cfg.train_dataloader.num_workers == 8
@@ -104,7 +96,7 @@ def test_baseline_is_that_of_the_field_notes() -> None:
     assert cfg.param_scheduler[0].end == cfg.param_scheduler[1].begin == 1500
 
 
-def test_full_model_has_the_reference_shapes() -> None:
+def test_full_model_has_the_shapes_of_the_reference() -> None:
     cfg = load_leaf(BASELINE)
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(copy.deepcopy(cfg.model)).eval()
@@ -121,7 +113,7 @@ def test_full_model_has_the_reference_shapes() -> None:
 
 
 def test_every_model_family_has_readme_and_metafile() -> None:
-    """As mim finds them: the index names the metafiles, and these all configs."""
+    """mim reads the index, which names the metafiles, which name all configs."""
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     families = {path.parent for path in LEAVES}
     assert sorted(index) == sorted(f'configs/{family.name}/metafile.yml' for family in families)
@@ -130,8 +122,8 @@ def test_every_model_family_has_readme_and_metafile() -> None:
         found = yaml.safe_load((family / 'metafile.yml').read_text())
         (collection,) = found['Collections']
         assert (ROOT / collection['README']) == family / 'README.md'
-        assert {one['In Collection'] for one in found['Models']} == {collection['Name']}
-        names = {one['Name']: one['Config'] for one in found['Models']}
+        assert {model['In Collection'] for model in found['Models']} == {collection['Name']}
+        names = {model['Name']: model['Config'] for model in found['Models']}
         assert names == {
             path.stem: path.relative_to(ROOT).as_posix() for path in family.glob('*.py')
         }

@@ -1,4 +1,4 @@
-"""What a docstring says of a default is what the signature says."""
+"""Defaults that a docstring states equal those of the signature."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import mmtempo
 
 
 def our_classes() -> list:
+    """Return all classes of the package except exceptions."""
     found = set()
     for module in pkgutil.walk_packages(mmtempo.__path__, 'mmtempo.'):
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
@@ -22,7 +23,7 @@ def our_classes() -> list:
 
 
 def stated_defaults(cls: type) -> dict[str, str]:
-    """'Defaults to X' by argument, from the Args section."""
+    """Return X of each 'Defaults to X' in the Args section, by argument."""
     text = inspect.cleandoc(cls.__doc__ or '').partition('Args:\n')[2]
     stated = {}
     for entry in re.split(r'\n(?=    \w+: )', '\n' + text):
@@ -38,7 +39,7 @@ def test_stated_defaults_are_true(cls: type) -> None:
     for name, stated in stated_defaults(cls).items():
         assert name in parameters, f'{cls.__name__} documents {name}, which it does not take'
         default = parameters[name].default
-        if stated.startswith('dict('):  # what None stands for
+        if stated.startswith('dict('):  # the value that None stands for
             assert default is None
             continue
         described = re.match(r"nuScenes' (\d+) \w+", stated)
@@ -48,7 +49,7 @@ def test_stated_defaults_are_true(cls: type) -> None:
         assert eval(stated) == default, f'{cls.__name__}.{name}: says {stated}, is {default!r}'
 
 
-def test_the_check_finds_something() -> None:
+def test_stated_defaults_are_found() -> None:
     from mmtempo.workloads.bev.models.lift_splat_shoot import LiftSplatShoot
 
     assert stated_defaults(LiftSplatShoot)['stride'] == '32'

@@ -1,4 +1,4 @@
-"""What a wheel carries."""
+"""Content of the wheel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.testing.common import ROOT
 
 
-def test_wheel_carries_configs_and_tools_also_by_way_of_an_sdist(tmp_path: Path) -> None:
-    """Built from a copy: a build leaves folders behind."""
+def test_wheel_built_from_an_sdist_contains_configs_and_tools(tmp_path: Path) -> None:
+    """Built from a copy, since a build writes folders into its source."""
     source = tmp_path / 'source'
     files = subprocess.run(
         ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
@@ -38,6 +38,7 @@ def test_wheel_carries_configs_and_tools_also_by_way_of_an_sdist(tmp_path: Path)
 
 
 def python(folder: Path, *words: object) -> None:
+    """Run Python in a folder; fail unless it succeeds."""
     done = subprocess.run(
         [sys.executable, *map(str, words)], cwd=folder, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""The mini config learns, and it learns from geometry. Takes minutes: `make test-slow`."""
+"""The mini config learns, and its score depends on the calibration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmtempo.workloads.bev.synthetic import write_dataset
-from tests.test_tools.test_train import run, scores
 from tests.testing.common import MINI
+from tests.testing.tool_commands import run, scores
 
 
 @pytest.mark.slow
@@ -38,8 +38,8 @@ def test_learns_and_needs_its_calibration(tmp_path: Path) -> None:
         found[name] = scores(text)
     print(found)
     right, shuffled = found['right'], found['shuffled']
-    # Knowing nothing: no constant answer scores more than saying yes everywhere.
+    # No constant prediction scores more than positive everywhere.
     assert right['mIoU'] >= 2 * right['mIoU_always']
     assert shuffled['mIoU'] <= 0.8 * right['mIoU']
-    # Sums in another order: over three seeds this was at most 0.2 points.
+    # Sums are in another order; over three seeds the difference was at most 0.2 points.
     assert abs(found['bag']['mIoU'] - right['mIoU']) < 0.006

@@ -1,7 +1,7 @@
-"""Run torchrun, and end with the exit code of the training: 143 after SIGTERM, 130 after Ctrl-C.
+"""Run torchrun, and exit with the code of the training: 143 after SIGTERM, 130 after Ctrl-C.
 
-Used by dist_train.sh; takes the arguments of `python -m torch.distributed.run`. That module ends
-with exit code 1 and its own traceback in each of these cases.
+Used by dist_train.sh; takes the arguments of `python -m torch.distributed.run`, which exits with
+code 1 and a traceback in each of these cases.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def run() -> int:
 
 
 def report(error: ChildFailedError) -> int:
-    """Name the processes that failed; the exit code of one that was not stopped by a signal."""
+    """Print the processes that failed; return the exit code of one that no signal has stopped."""
     codes = {
-        # A process that a signal has killed has its negative number.
+        # The exit code of a killed process is the negative number of the signal.
         rank: failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         for rank, failure in sorted(error.failures.items())
     }

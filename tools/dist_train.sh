@@ -2,8 +2,8 @@
 # Train on several GPUs of one machine (or processes, without GPUs), or on several machines:
 #   tools/dist_train.sh CONFIG NUM_GPUS [flags of train.py]
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=host tools/dist_train.sh CONFIG NUM_GPUS
-# SIGTERM and Ctrl-C save a checkpoint; torchrun kills what has not ended 30 s later
-# (TORCH_ELASTIC_SHUTDOWN_TIMEOUT=SECONDS changes that, where torch has it).
+# SIGTERM and Ctrl-C save a checkpoint; torchrun kills processes that have not ended after 30 s
+# (set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=SECONDS to change that; needs a recent torch).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 script="${MMTEMPO_SCRIPT:-train.py}"

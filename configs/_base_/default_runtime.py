@@ -1,10 +1,12 @@
-# Everything that does not depend on data, model or schedule. `default_hooks` is defined here once.
+# Settings that do not depend on data, model or schedule. Only this file defines `default_hooks`.
 default_scope = 'mmseg'
 custom_imports = dict(imports=['mmtempo'], allow_failed_imports=False)
 
 env_cfg = dict(
-    cudnn_benchmark=True,  # input sizes are fixed, so the search pays off
-    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),  # workers are the parallelism
+    cudnn_benchmark=True,  # input sizes are fixed, so kernels are searched for once
+    mp_cfg=dict(
+        mp_start_method='fork', opencv_num_threads=0
+    ),  # workers run in parallel; threads in each would compete
     dist_cfg=dict(backend='nccl'),
 )
 default_hooks = dict(

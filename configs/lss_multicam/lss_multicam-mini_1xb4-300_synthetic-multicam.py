@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/schedules/schedule_300.py',
     '../_base_/default_runtime.py',
 ]
-train_dataloader = dict(num_workers=2, pin_memory=False)  # two cores, and no device to pin for
+train_dataloader = dict(num_workers=2, pin_memory=False)  # for two cores and no device
 val_dataloader = test_dataloader = train_dataloader
 default_hooks = dict(checkpoint=dict(interval=100), logger=dict(interval=10))
-randomness = dict(seed=0)  # the same run for everybody
+randomness = dict(seed=0)  # reproducible

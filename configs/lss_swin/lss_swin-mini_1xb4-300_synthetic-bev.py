@@ -6,4 +6,4 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 default_hooks = dict(checkpoint=dict(interval=100), logger=dict(interval=10))
-randomness = dict(seed=0)  # the same run for everybody
+randomness = dict(seed=0)  # reproducible

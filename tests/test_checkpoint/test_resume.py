@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmtempo.checkpoint.resume import MARKER, newest_whole
-from mmtempo.cli.config import set_resume
+from mmtempo.cli.runner import set_resume
 from tests.testing import forks
 from tests.testing.saving import assert_same, files, marked, resumed_at, saving, through_tool, train
 

@@ -1,4 +1,4 @@
-"""Every end of a tool has its message and its exit code."""
+"""Messages and exit codes of tools that fail, or are interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.testing import forks
 from tests.testing.two_ranks import both, free_port
 
 
-def test_a_mistake_seen_while_running(capsys: pytest.CaptureFixture) -> None:
+def test_launch_error_while_running_is_a_message(capsys: pytest.CaptureFixture) -> None:
     def run(prepared: Any) -> None:
         raise LaunchError('too short')
 
@@ -28,7 +28,7 @@ def test_a_mistake_seen_while_running(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ('error', 'code', 'said'),
+    ('error', 'code', 'message'),
     [
         (KeyboardInterrupt(), 130, 'interrupted; newest checkpoint: {}/iter_1.pth'),
         (SystemExit(143), 143, 'terminated; newest checkpoint: {}/iter_1.pth'),
@@ -37,12 +37,12 @@ def test_a_mistake_seen_while_running(capsys: pytest.CaptureFixture) -> None:
         (BadSampleError('a.png: cut'), 1, 'on_bad_sample=skip; newest checkpoint: {}/iter_1.pth'),
     ],
 )
-def test_how_a_run_ends(
+def test_failed_run_ends_with_message_and_exit_code(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     def run(_: Config) -> None:
         raise error
@@ -51,10 +51,10 @@ def test_how_a_run_ends(
     torch.save(dict(meta=dict(iter=1), message_hub={}), tmp_path / 'iter_1.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_1.pth'))
     assert run_tool('train.py', lambda: cfg, run) == code
-    assert said.format(tmp_path) in capsys.readouterr().err
+    assert message.format(tmp_path) in capsys.readouterr().err
 
 
-def test_other_exits_stay_as_they_are() -> None:
+def test_other_exits_are_raised() -> None:
     def run(_: Config) -> None:
         raise SystemExit(5)
 

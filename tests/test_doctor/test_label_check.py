@@ -1,4 +1,4 @@
-"""Labels that a model cannot learn from are found before a training starts."""
+"""Labels that a model cannot learn from are errors before a training starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def head(num_classes: int, **options: Any) -> dict:
 
 
 def config(folder: Path, values: list[int], pack: str = 'PackSegInputs', **dataset: Any) -> Config:
-    """A small stock segmentor over one image whose label has these values."""
+    """Return the config of a small stock segmentor with one image, whose label has these values."""
     for name, content in (
         ('img/a.jpg', np.full((32, 32, 3), 90)),
         ('ann/a.png', np.resize(values, (32, 32))),
@@ -67,7 +67,7 @@ def test_labels_within_num_classes_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ('values', 'options', 'says'),
+    ('values', 'options', 'message'),
     [
         ([0, 2], {}, r'model\.decode_head\.num_classes=2 takes 0 to 1, and ignore_index=255'),
         (
@@ -84,18 +84,18 @@ def test_labels_within_num_classes_pass(tmp_path: Path) -> None:
     ],
 )
 def test_label_above_num_classes_is_an_error(
-    values: list[int], options: dict, says: str, tmp_path: Path
+    values: list[int], options: dict, message: str, tmp_path: Path
 ) -> None:
     cfg = config(tmp_path, values)
     cfg.merge_from_dict({f'model.{key}': value for key, value in options.items()})
-    with pytest.raises(ValueError, match=says) as found:
+    with pytest.raises(ValueError, match=message) as error:
         preflight(cfg)
-    text = str(found.value)
+    text = str(error.value)
     assert text.startswith('train_dataloader.dataset: the label of ')
     assert f'{tmp_path}/ann/a.png has the value {values[-1]}; ' in text
 
 
-def test_background_is_reduced_first(tmp_path: Path) -> None:
+def test_reduced_background_is_no_label(tmp_path: Path) -> None:
     cfg = config(tmp_path, [0, 1, 2], reduce_zero_label=True)
     preflight(cfg)
     cfg.train_dataloader.dataset.reduce_zero_label = False
@@ -103,7 +103,7 @@ def test_background_is_reduced_first(tmp_path: Path) -> None:
         preflight(cfg)
 
 
-def test_packed_labels_need_a_preprocessor_that_unpacks(tmp_path: Path) -> None:
+def test_packed_labels_need_a_preprocessor_that_converts_them(tmp_path: Path) -> None:
     cfg = config(tmp_path, [0, 1], pack='FastPackSegInputs')
     with pytest.raises(ValueError, match=r'model\.data_preprocessor\.type=SparseSegDataPreProc'):
         preflight(cfg)
@@ -111,7 +111,7 @@ def test_packed_labels_need_a_preprocessor_that_unpacks(tmp_path: Path) -> None:
     preflight(cfg)
 
 
-def test_bev_classes_that_would_be_dropped(tiny_cfg: Config) -> None:
+def test_bev_class_that_would_be_dropped_is_an_error(tiny_cfg: Config) -> None:
     tiny_cfg.model.data_preprocessor.num_classes = 2
     tiny_cfg.model.decode_head.priors = (0.4, 0.1)
     with pytest.raises(ValueError, match=r'model\.data_preprocessor\.num_classes=2 drops it'):

@@ -1,4 +1,4 @@
-"""What makes the host wait is counted; what does not, is not."""
+"""Operations that synchronize host and device are counted, others are not."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ VALUES = torch.tensor([1.0, -2.0, 3.0])
         lambda: VALUES.repeat_interleave(VALUES.abs().long()),
     ],
 )
-def test_counts_what_waits(work: Callable) -> None:
-    with SyncCensus() as counter:
+def test_synchronizing_operation_is_counted(work: Callable) -> None:
+    with SyncCensus() as census:
         work()
-    assert len(counter.waits) >= 1
+    assert len(census.host_syncs) >= 1
 
 
-def test_does_not_count_what_does_not() -> None:
-    with SyncCensus() as counter:
+def test_asynchronous_operations_are_not_counted() -> None:
+    with SyncCensus() as census:
         total = VALUES.softmax(0) @ VALUES
         chosen = VALUES[torch.tensor([0, 2])] + torch.where(VALUES > 0, VALUES, 0).sum()
         (total + chosen).repeat_interleave(2).to('cpu', non_blocking=True)
-    assert counter.waits == []
+    assert census.host_syncs == []
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,17 @@ def test_does_not_count_what_does_not() -> None:
         (lambda: VALUES.nonzero(), 'shape by value'),
     ],
 )
-def test_names_the_kind_and_the_line(work: Callable, kind: str) -> None:
+def test_kind_and_line_are_recorded(work: Callable, kind: str) -> None:
     with SyncCensus() as census:
         work()
-    (wait,) = census.waits
-    assert wait.kind == kind
-    path, _, line = wait.where.rpartition(':')
+    (host_sync,) = census.host_syncs
+    assert host_sync.kind == kind
+    path, _, line = host_sync.where.rpartition(':')
     assert path == __file__
     assert int(line) == work.__code__.co_firstlineno
 
 
-def test_what_lies_on_the_host_is_free_until_it_moves() -> None:
+def test_host_tensors_are_not_counted_until_they_move() -> None:
     batch = dict(inputs=[torch.ones(3), torch.ones(3)], sample=SegDataSample(gt=PixelData()))
     batch['sample'].gt.data = torch.zeros(1, 3, 3)
     device = torch.device('cpu')
@@ -92,16 +92,16 @@ def test_what_lies_on_the_host_is_free_until_it_moves() -> None:
         stacked.half().float().sum().item()
         stacked.to(torch.float64).sum().item()
         moved = stacked.to(device, non_blocking=True)
-        assert census.waits == []
+        assert census.host_syncs == []
         stacked.to(device)
         moved.sum().item()
         (moved + stacked).sum().item()
-    kinds = [wait.kind for wait in census.waits]
+    kinds = [host_sync.kind for host_sync in census.host_syncs]
     assert kinds == ['blocking copy', 'scalar read', 'scalar read']
 
 
-def test_backward_passes_and_functions_are_looked_into() -> None:
-    class Peeks(torch.autograd.Function):
+def test_synchronization_in_a_backward_pass_is_counted() -> None:
+    class ReadsGradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
@@ -112,21 +112,21 @@ def test_backward_passes_and_functions_are_looked_into() -> None:
 
     x = VALUES.clone().requires_grad_()
     with SyncCensus() as census:
-        Peeks.apply(x).sum().backward()
-    assert [wait.kind for wait in census.waits] == ['scalar read']
+        ReadsGradient.apply(x).sum().backward()
+    assert [host_sync.kind for host_sync in census.host_syncs] == ['scalar read']
 
 
-def test_optimizers_keep_their_step_count_on_the_host() -> None:
+def test_step_count_of_optimizers_is_not_counted() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
     for _ in range(2):
         weight.sum().backward()
         with SyncCensus() as census:
             optimizer.step()
-        assert census.waits == []
+        assert census.host_syncs == []
 
 
-def test_table_counts() -> None:
+def test_table_has_the_most_frequent_first() -> None:
     with SyncCensus() as census:
         for _ in range(3):
             VALUES.sum().item()
@@ -135,33 +135,33 @@ def test_table_counts() -> None:
     assert census.table()[0][0].kind == 'scalar read'
 
 
-def test_nothing_is_counted_afterwards() -> None:
+def test_nothing_is_counted_after_exit() -> None:
     with pytest.raises(RuntimeError, match='on purpose'), SyncCensus() as census:
         raise RuntimeError('on purpose')
     VALUES.sum().item()
     VALUES.tolist()
-    assert census.waits == []
+    assert census.host_syncs == []
 
 
-def test_where_cuda_is_its_own_reports_are_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a fake CUDA that reports as the real one does."""
+def test_warnings_of_cuda_debug_mode_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses a fake CUDA that warns as the real one does."""
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(sync_census, 'current_device_index', lambda: 0)
     monkeypatch.setattr(torch.cuda, 'set_sync_debug_mode', modes.append)
     with SyncCensus() as census:
         assert modes == ['warn']
-        VALUES.sum().item()  # lies on the host, since there is a device
+        VALUES.sum().item()  # on the host, since there is a device
         warnings.warn('called a synchronizing CUDA operation', stacklevel=1)
         warnings.warn('something else', stacklevel=1)
     assert modes == ['warn', 'default']
-    assert census.waits == []
-    (wait,) = census.synchronised
-    assert wait.where.startswith(__file__)
-    assert census.table() == [(wait, 1)]
+    assert census.host_syncs == []
+    (host_sync,) = census.reported_by_cuda
+    assert host_sync.where.startswith(__file__)
+    assert census.table() == [(host_sync, 1)]
 
 
-def test_no_device_is_imagined_where_another_accelerator_is(
+def test_no_device_is_imagined_with_an_accelerator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sync_census, 'current_device_index', lambda: 0)
@@ -169,3 +169,10 @@ def test_no_device_is_imagined_where_another_accelerator_is(
         VALUES.sum().item()  # on the host, since there is a device
         VALUES.tolist()
     assert census.table() == []
+
+
+def test_former_name_of_host_syncs_works() -> None:
+    with SyncCensus() as census:
+        VALUES.sum().item()
+    assert census.waits is census.host_syncs
+    assert len(census.waits) == 1

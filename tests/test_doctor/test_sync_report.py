@@ -1,4 +1,4 @@
-"""A few iterations of a real run, and every line in them that waits."""
+"""Synchronizations that are counted in a few iterations of a real training."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ from mmengine.runner import Runner
 from rich.console import Console
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mmtempo.cli.config import resolve_config_path
-from mmtempo.doctor.sync_census import Wait
-from mmtempo.doctor.sync_report import WaitComparison, WaitReport, compare_waits, count_waits
+from mmtempo.doctor.sync_census import HostSync
+from mmtempo.doctor.sync_report import (
+    SyncComparison,
+    SyncReport,
+    compare_host_syncs,
+    count_host_syncs,
+)
 from mmtempo.hooks import SparseLoggerHook
 from mmtempo.policies.drop_in import stock
-from tests.test_tools.test_train import make_cityscapes
-from tests.testing.common import next_name
+from tests.testing.mmseg_configs import pspnet
 
 
-def by_kind(report: WaitReport) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for wait, count in report.waits:
-        found[wait.kind] = found.get(wait.kind, 0) + count / report.iterations
-    return found
+def by_kind(report: SyncReport) -> dict[str, float]:
+    """Return the synchronizations of an iteration by their kind."""
+    counts: dict[str, float] = {}
+    for host_sync, count in report.host_syncs:
+        counts[host_sync.kind] = counts.get(host_sync.kind, 0) + count / report.iterations
+    return counts
 
 
 def long(cfg: Config) -> Config:
-    """Long enough, of stock parts, and with few log lines; a checkpoint in every second one."""
+    """Make a training long, with stock parts, few log lines and a save every 2 iterations."""
     stock(cfg)
     cfg.merge_from_dict({'train_cfg.max_iters': 100, 'default_hooks.logger.interval': 50})
     assert cfg.default_hooks.checkpoint.interval == 2
@@ -42,29 +46,9 @@ def long(cfg: Config) -> Config:
     return cfg
 
 
-def pspnet(tmp_path: Path) -> Config:
-    """mmseg's own, on little data."""
-    cfg = Config.fromfile(
-        resolve_config_path('mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024')
-    )
-    root = str(make_cityscapes(tmp_path / 'cityscapes'))
-    for split in ('train', 'val', 'test'):
-        loader = cfg[f'{split}_dataloader']
-        loader.update(num_workers=0, persistent_workers=False)
-        loader.dataset.data_root = root
-    pipeline = cfg.train_dataloader.dataset.pipeline
-    pipeline[2].scale, pipeline[3].crop_size = (128, 64), (64, 64)
-    cfg.model.data_preprocessor.size = (64, 64)
-    cfg.model.pretrained = None
-    cfg.model.backbone.norm_cfg.type = 'BN'
-    cfg.work_dir, cfg.experiment_name = str(tmp_path / 'work'), next_name()
-    cfg.launcher = 'none'
-    return cfg
-
-
-def test_stock_pspnet_waits_as_is_known(tmp_path: Path) -> None:
-    """Batch 2: five losses and accuracies; per image two copies and a list as index; four masks."""
-    report = count_waits(pspnet(tmp_path), iterations=2)
+def test_stock_pspnet_has_fifteen_synchronizations(tmp_path: Path) -> None:
+    """Five losses and accuracies; per image two copies and an index by list; four masks."""
+    report = count_host_syncs(pspnet(tmp_path), iterations=2)
     assert by_kind(report) == {
         'scalar read': 5,
         'blocking copy': 4,
@@ -72,26 +56,31 @@ def test_stock_pspnet_waits_as_is_known(tmp_path: Path) -> None:
         'index by mask': 4,
     }
     assert report.per_iteration == 15
-    places = {wait.where.rpartition('site-packages/')[2].split(':')[0] for wait, _ in report.waits}
-    assert 'mmengine/logging/message_hub.py' in places
-    assert 'mmseg/models/losses/accuracy.py' in places
+    files = {
+        host_sync.where.rpartition('site-packages/')[2].split(':')[0]
+        for host_sync, _ in report.host_syncs
+    }
+    assert 'mmengine/logging/message_hub.py' in files
+    assert 'mmseg/models/losses/accuracy.py' in files
     assert not (tmp_path / 'work').exists()
 
 
-def test_our_model_waits_only_where_stock_hooks_read_losses(tiny_cfg: Config) -> None:
-    report = count_waits(long(tiny_cfg), iterations=2)
+def test_model_of_mmtempo_waits_only_where_stock_hooks_read_losses(tiny_cfg: Config) -> None:
+    report = count_host_syncs(long(tiny_cfg), iterations=2)
     assert by_kind(report) == {'scalar read': 3}
-    assert {Path(wait.where.split(':')[0]).name for wait, _ in report.waits} == {'message_hub.py'}
+    assert {Path(host_sync.where.split(':')[0]).name for host_sync, _ in report.host_syncs} == {
+        'message_hub.py'
+    }
 
 
-def test_clipping_reads_the_norm(tiny_cfg: Config) -> None:
+def test_stock_clipping_reads_the_norm(tiny_cfg: Config) -> None:
     tiny_cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
-    assert by_kind(count_waits(long(tiny_cfg), iterations=1))['scalar read'] > 3
+    assert by_kind(count_host_syncs(long(tiny_cfg), iterations=1))['scalar read'] > 3
 
 
 @HOOKS.register_module()
 class PeekingHook(Hook):
-    """Reads a loss; of any priority."""
+    """Hook of any priority that reads a loss."""
 
     def __init__(self, when: str) -> None:
         self.priority = when
@@ -104,7 +93,7 @@ class PeekingHook(Hook):
 
 @HOOKS.register_module()
 class EarlyHook(Hook):
-    """Reads a parameter before any other hook."""
+    """Hook that reads a parameter before any other hook."""
 
     priority = 'HIGHEST'
 
@@ -114,7 +103,7 @@ class EarlyHook(Hook):
 
 @HOOKS.register_module()
 class EndHook(Hook):
-    """Keeps the runner."""
+    """Hook that keeps the runner."""
 
     seen: ClassVar[list[Runner]] = []
 
@@ -124,7 +113,7 @@ class EndHook(Hook):
 
 @HOOKS.register_module()
 class NotingHook(Hook):
-    """Notes in which iterations, counted from one, a census is under way."""
+    """Hook that records the iterations, from 1, in which a census is active."""
 
     counted: ClassVar[list[int]] = []
 
@@ -134,11 +123,11 @@ class NotingHook(Hook):
 
 
 @pytest.mark.parametrize('priority', ['VERY_HIGH', 'LOWEST'])
-def test_hooks_are_looked_into(tiny_cfg: Config, priority: str) -> None:
+def test_synchronizations_of_hooks_are_counted(tiny_cfg: Config, priority: str) -> None:
     tiny_cfg.custom_hooks = [dict(type='PeekingHook', when=priority)]
-    report = count_waits(long(tiny_cfg), iterations=2)
+    report = count_host_syncs(long(tiny_cfg), iterations=2)
     assert by_kind(report)['copy to the host'] == 1
-    assert any(__file__ in wait.where for wait, _ in report.waits)
+    assert any(__file__ in host_sync.where for host_sync, _ in report.host_syncs)
 
 
 def test_iterations_with_a_log_line_are_left_out(tiny_cfg: Config) -> None:
@@ -146,23 +135,23 @@ def test_iterations_with_a_log_line_are_left_out(tiny_cfg: Config) -> None:
     cfg.default_hooks.logger.interval = 3
     cfg.custom_hooks = [dict(type='NotingHook')]
     NotingHook.counted.clear()
-    report = count_waits(cfg, iterations=3)
+    report = count_host_syncs(cfg, iterations=3)
     assert report.iterations == 3
     assert by_kind(report) == {'scalar read': 3}
-    # Not the first two; lines come with every third, and checkpoints are not written.
+    # Not the first two and those with a log line; checkpoints are not written.
     assert NotingHook.counted == [4, 5, 7]
 
 
-def test_epochs(tmp_path: Path) -> None:
+def test_epoch_based_training_is_counted(tmp_path: Path) -> None:
     cfg = pspnet(tmp_path)
     cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=8)
     cfg.train_dataloader.sampler = dict(type='DefaultSampler', shuffle=True)
     cfg.param_scheduler = []
-    assert count_waits(cfg, iterations=2).per_iteration == 15
+    assert count_host_syncs(cfg, iterations=2).per_iteration == 15
 
 
 def epochs(tmp_path: Path, interval: int, last: bool = True) -> list[int]:
-    """Counted iterations of epochs that are four long."""
+    """Return the counted iterations of a training with epochs of four iterations."""
     cfg = pspnet(tmp_path)
     cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=8)
     cfg.train_dataloader.sampler = dict(type='DefaultSampler', shuffle=True)
@@ -173,7 +162,7 @@ def epochs(tmp_path: Path, interval: int, last: bool = True) -> list[int]:
     cfg.default_hooks.logger.update(interval=interval, ignore_last=last)
     cfg.custom_hooks = [dict(type='NotingHook')]
     NotingHook.counted.clear()
-    count_waits(cfg, iterations=5)
+    count_host_syncs(cfg, iterations=5)
     return list(NotingHook.counted)
 
 
@@ -183,25 +172,25 @@ def images(cfg: Config) -> int:
 
 
 @pytest.mark.slow
-def test_epochs_log_by_their_own_iterations(tmp_path: Path) -> None:
-    # The third of each four, and with `ignore_last=False` the last.
+def test_iterations_within_an_epoch_decide_log_lines(tmp_path: Path) -> None:
+    # Lines at the third of each four iterations, with `ignore_last=False` also at the last.
     assert epochs(tmp_path / 'a', 3) == [4, 5, 6, 8, 9]
     assert epochs(tmp_path / 'b', 3, last=False) == [5, 6, 9, 10, 13]
-    # Epochs that are shorter than the interval log at their end.
+    # Epochs that are shorter than the interval log their last iteration.
     assert epochs(tmp_path / 'c', 50) == [3, 5, 6, 7, 9]
 
 
-def test_where_each_iteration_logs_they_count(tiny_cfg: Config) -> None:
+def test_iterations_are_counted_if_each_has_a_log_line(tiny_cfg: Config) -> None:
     cfg = long(tiny_cfg)
     cfg.default_hooks.logger.interval = 1
-    report = count_waits(cfg, iterations=2)
+    report = count_host_syncs(cfg, iterations=2)
     assert report.with_lines
     output = io.StringIO()
     report.show(Console(file=output, width=140))
-    assert 'over 2 iterations, log lines included' in output.getvalue()
+    assert 'over 2 iterations with log lines' in output.getvalue()
 
 
-def test_nothing_stays_behind(tiny_cfg: Config, tmp_path: Path) -> None:
+def test_run_leaves_no_files_and_no_global_state(tiny_cfg: Config, tmp_path: Path) -> None:
     cfg = long(tiny_cfg)
     cfg.default_hooks.logger = dict(
         type='SparseLoggerHook', interval=50, progress='bar', out_dir=str(tmp_path / 'logs')
@@ -211,7 +200,7 @@ def test_nothing_stays_behind(tiny_cfg: Config, tmp_path: Path) -> None:
     EndHook.seen.clear()
     scopes = dict(DefaultScope._instance_dict)
     name = cfg.experiment_name
-    count_waits(cfg, iterations=5)
+    count_host_syncs(cfg, iterations=5)
     assert DefaultScope._instance_dict == scopes
     assert not (tmp_path / 'logs').exists()
     assert not (tmp_path / 'checkpoints').exists()
@@ -220,106 +209,111 @@ def test_nothing_stays_behind(tiny_cfg: Config, tmp_path: Path) -> None:
     assert not any(isinstance(h, logging.FileHandler) for h in runner.logger.handlers)
     bars = [hook._bar for hook in runner.hooks if isinstance(hook, SparseLoggerHook)]
     assert bars == [None]
-    # A logger of that name would go on writing to this folder in the config's own run.
+    # By the same name, a later run of the config would write to the temporary folder.
     assert runner.experiment_name != name
     assert not any(key.startswith(f'{name}_') for key in MMLogger._instance_dict)
 
 
-def test_hooks_that_come_first_are_seen(tiny_cfg: Config) -> None:
+def test_first_hook_is_counted(tiny_cfg: Config) -> None:
     tiny_cfg.custom_hooks = [dict(type='EarlyHook')]
-    report = count_waits(long(tiny_cfg), iterations=1)
+    report = count_host_syncs(long(tiny_cfg), iterations=1)
     assert by_kind(report)['copy to the host'] == 1
 
 
 @pytest.mark.slow
-def test_mixed_precision_without_gpu(tiny_cfg: Config) -> None:
+def test_stock_mixed_precision_is_replaced_without_gpu(tiny_cfg: Config) -> None:
     cfg = long(tiny_cfg)
     cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale='dynamic', dtype='float16')
-    found = compare_waits(cfg, iterations=1)
+    found = compare_host_syncs(cfg, iterations=1)
     assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
-    assert found.note == 'with stock parts in float32: AmpOptimWrapper needs a GPU'
+    assert found.note == 'stock parts: run in float32, since AmpOptimWrapper needs a GPU'
     assert found.note in printed_text(found)
-    kept = compare_waits(cfg, iterations=1, keep=['optim_wrapper.type'])
-    assert kept.note.startswith("with stock parts and mmtempo's in float32")
+    kept = compare_host_syncs(cfg, iterations=1, keep=['optim_wrapper.type'])
+    assert kept.note.startswith('stock parts and mmtempo: run in float32')
 
 
-def printed_text(comparison: WaitComparison) -> str:
+def printed_text(comparison: SyncComparison) -> str:
     output = io.StringIO()
     comparison.show(Console(file=output, width=140))
     return output.getvalue()
 
 
-def test_what_is_kept_waits_on(tiny_cfg: Config) -> None:
-    found = compare_waits(long(tiny_cfg), iterations=1, keep=['default_hooks'])
+def test_kept_stock_hooks_still_wait(tiny_cfg: Config) -> None:
+    found = compare_host_syncs(long(tiny_cfg), iterations=1, keep=['default_hooks'])
     assert by_kind(found.mmtempo) == {'scalar read': 3}
 
 
-def test_places_are_whole_on_a_narrow_terminal() -> None:
-    place = osp.join('some', 'where', 'far', 'away' * 12, 'file.py:12345')
-    waits = [(Wait('index by mask', 'index_put_impl', place), 2)]
+def test_paths_are_complete_on_a_narrow_terminal() -> None:
+    path = osp.join('some', 'where', 'far', 'away' * 12, 'file.py:12345')
+    host_syncs = [(HostSync('index by mask', 'index_put_impl', path), 2)]
     output = io.StringIO()
-    WaitComparison(WaitReport(2, waits), WaitReport(2, [])).show(Console(file=output, width=80))
+    SyncComparison(SyncReport(2, host_syncs), SyncReport(2, [])).show(
+        Console(file=output, width=80)
+    )
     rows = [line for line in output.getvalue().splitlines() if line.startswith('│')]
-    assert ''.join(row.split('│')[-2].strip() for row in rows) == place
+    assert ''.join(row.split('│')[-2].strip() for row in rows) == path
 
 
-def test_a_run_that_is_too_short_is_said_so(tiny_cfg: Config) -> None:
+def test_run_that_is_too_short_is_an_error(tiny_cfg: Config) -> None:
     tiny_cfg.launcher = 'none'
     tiny_cfg.train_cfg.max_iters = 2
-    with pytest.raises(ValueError, match='ended after 2 iterations, before one could be looked at'):
-        count_waits(tiny_cfg, iterations=2)
+    with pytest.raises(ValueError, match='ended after 2 iterations, before one could be counted'):
+        count_host_syncs(tiny_cfg, iterations=2)
 
 
-def test_what_is_printed(tiny_cfg: Config) -> None:
-    report = count_waits(long(tiny_cfg), iterations=2)
+def test_report_is_printed_with_short_paths(tiny_cfg: Config) -> None:
+    report = count_host_syncs(long(tiny_cfg), iterations=2)
     output = io.StringIO()
     report.show(Console(file=output, width=140))
-    assert '3 waits an iteration, over 2 iterations' in output.getvalue()
+    assert 'synchronizations: 3 per iteration, over 2 iterations without' in output.getvalue()
     assert 'mmengine/logging/message_hub.py:' in output.getvalue()
     assert 'site-packages' not in output.getvalue()
     output = io.StringIO()
-    WaitReport(2, []).show(Console(file=output, width=140))
-    assert output.getvalue().startswith('0 waits an iteration')
+    SyncReport(2, []).show(Console(file=output, width=140))
+    assert output.getvalue().startswith('host-device synchronizations: 0 per iteration')
 
 
-def printed(comparison: WaitComparison) -> list[str]:
-    """Cells of each row, then the last line."""
+def printed(comparison: SyncComparison) -> list[str]:
+    """Return the cells of each row, then the last line."""
     output = io.StringIO()
     comparison.show(Console(file=output, width=140))
     lines = output.getvalue().splitlines()
-    return [' '.join(line.replace('│', ' ').split()) for line in lines if line[0] in '│0123456789']
+    return [' '.join(line.replace('│', ' ').split()) for line in lines if line[0] in '│h']
 
 
-def test_both_columns() -> None:
-    ours, theirs = Wait('scalar read', 'item', 'a.py:1'), Wait('index by mask', 'index', 'b.py:2')
-    shared = Wait('blocking copy', 'to the device', 'c.py:3')
-    stock_waits = WaitReport(2, [(theirs, 6), (shared, 2)])
-    assert printed(WaitComparison(stock_waits, WaitReport(2, [(shared, 1), (ours, 2)]))) == [
+def test_comparison_prints_both_counts() -> None:
+    ours, theirs = (
+        HostSync('scalar read', 'item', 'a.py:1'),
+        HostSync('index by mask', 'index', 'b.py:2'),
+    )
+    shared = HostSync('blocking copy', 'to the device', 'c.py:3')
+    stock_report = SyncReport(2, [(theirs, 6), (shared, 2)])
+    assert printed(SyncComparison(stock_report, SyncReport(2, [(shared, 1), (ours, 2)]))) == [
         '3 0 index by mask index b.py:2',
         '1 0.5 blocking copy to the device c.py:3',
         '0 1 scalar read item a.py:1',
-        "4 waits an iteration with stock parts, 1.5 with mmtempo's, "
+        'host-device synchronizations: 4 per iteration with stock parts, 1.5 with mmtempo, '
         'over 2 iterations without log line or checkpoint',
     ]
-    assert printed(WaitComparison(WaitReport(3, []), WaitReport(2, []))) == [
-        "0 waits an iteration with stock parts, 0 with mmtempo's, "
+    assert printed(SyncComparison(SyncReport(3, []), SyncReport(2, []))) == [
+        'host-device synchronizations: 0 per iteration with stock parts, 0 with mmtempo, '
         'over 2 and 3 iterations without log line or checkpoint',
     ]
 
 
-def test_compares_one_config_with_itself(tiny_cfg: Config) -> None:
+def test_comparison_does_not_change_the_config(tiny_cfg: Config) -> None:
     cfg = long(tiny_cfg)
     before = cfg.to_dict()
-    found = compare_waits(cfg, iterations=2)
+    found = compare_host_syncs(cfg, iterations=2)
     assert by_kind(found.stock) == {'scalar read': 3}
-    assert found.mmtempo.waits == []
+    assert found.mmtempo.host_syncs == []
     assert found.mmtempo.iterations == 2
     assert cfg.to_dict() == before
 
 
-def test_what_our_models_come_with_waits_for_nothing(tiny_cfg: Config) -> None:
+def test_config_of_mmtempo_has_no_synchronization(tiny_cfg: Config) -> None:
     tiny_cfg.merge_from_dict({'train_cfg.max_iters': 100, 'default_hooks.logger.interval': 50})
     tiny_cfg.launcher = 'none'
-    # And its stock parts come from the comparison.
-    assert by_kind(compare_waits(tiny_cfg, iterations=1).stock) == {'scalar read': 3}
-    assert count_waits(tiny_cfg, iterations=2).waits == []
+    # The comparison replaces them by stock parts for its first run.
+    assert by_kind(compare_host_syncs(tiny_cfg, iterations=1).stock) == {'scalar read': 3}
+    assert count_host_syncs(tiny_cfg, iterations=2).host_syncs == []

@@ -1,11 +1,9 @@
-"""mmseg's own configs, across families, train by each policy on tiny data of their layout."""
+"""Configs of many families of mmseg train by each policy on tiny data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -13,9 +11,8 @@ from mmengine.runner import Runner
 
 from mmtempo.doctor.preflight import preflight
 from mmtempo.policies import POLICIES, apply_policy, load_policy
-from tests.test_policies.test_drop_in import SWIN, load, with_bn
-from tests.test_tools.test_train import make_cityscapes
 from tests.testing.common import next_name
+from tests.testing.mmseg_configs import SWIN, load, make_ade, make_cityscapes, with_bn
 
 CONFIGS = {
     'FCN': 'fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024',
@@ -29,25 +26,11 @@ CONFIGS = {
     'STDC': 'stdc/stdc1_4xb12-80k_cityscapes-512x1024',
     'PIDNet': 'pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes',
     'DDRNet': 'ddrnet/ddrnet_23-slim_in1k-pre_2xb6-120k_cityscapes-1024x1024',
-    # Mask2Former wants mmdet, which is not installed here.
+    # Mask2Former needs mmdet, which is not installed.
     'OCRNet': 'ocrnet/ocrnet_hr18s_4xb2-40k_cityscapes-512x1024',
 }
-SIZE = 64  # of a crop
-IN_CI = ('balanced', 'grad_accum')  # with PSPNet; the others take minutes
-
-
-def make_ade(root: Path) -> Path:
-    """Four images a split, labels from 1 to 150."""
-    chance = np.random.default_rng(0)
-    for split in ('training', 'validation'):
-        for kind in ('images', 'annotations'):
-            (root / kind / split).mkdir(parents=True, exist_ok=True)
-        for number in range(4):
-            image = chance.integers(0, 256, (96, 128, 3), dtype=np.uint8)
-            label = np.repeat(chance.integers(0, 151, (12, 16), dtype=np.uint8), 8, 0).repeat(8, 1)
-            cv2.imwrite(str(root / f'images/{split}/{number}.jpg'), image)
-            cv2.imwrite(str(root / f'annotations/{split}/{number}.png'), label)
-    return root
+SIZE = 64  # pixels of a crop
+QUICK = ('balanced', 'grad_accum')  # with PSPNet; the others take minutes
 
 
 @pytest.fixture(scope='session')
@@ -59,7 +42,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def tiny(family: str, roots: dict[str, str], work: Path) -> Config:
-    """The config over little data, its crops small; the model is its own."""
+    """Return a config with its model, small crops and a small data set."""
     name = CONFIGS[family]
     cfg = load(f'mmseg::{name}')
     root = roots['ade20k' if 'ade20k' in name else 'cityscapes']
@@ -97,17 +80,19 @@ def train_by(policy: str, family: str, roots: dict[str, str], work: Path) -> Non
     runner = Runner.from_cfg(cfg)
     runner.train()
     assert runner.iter == 4
-    assert all(bool(torch.isfinite(one).all()) for one in runner.model.parameters())
+    assert all(bool(torch.isfinite(weight).all()) for weight in runner.model.parameters())
     assert (work / 'iter_4.pth').is_file()
 
 
-@pytest.mark.parametrize('policy', IN_CI)
-def test_pspnet(policy: str, roots: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize('policy', QUICK)
+def test_pspnet_trains_by_a_policy(policy: str, roots: dict[str, str], tmp_path: Path) -> None:
     train_by(policy, 'PSPNet', roots, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('policy', POLICIES)
 @pytest.mark.parametrize('family', CONFIGS)
-def test_each_family(family: str, policy: str, roots: dict[str, str], tmp_path: Path) -> None:
+def test_each_family_trains_by_each_policy(
+    family: str, policy: str, roots: dict[str, str], tmp_path: Path
+) -> None:
     train_by(policy, family, roots, tmp_path)

@@ -1,4 +1,4 @@
-"""A policy changes what it says, keeps what is set on purpose, and says what it cannot do."""
+"""A policy changes a config, keeps what --cfg-options sets, and reports what it leaves alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mmengine.config import Config
 import mmtempo  # noqa: F401
 from mmtempo.policies import POLICIES, apply_policy, load_policy
 from mmtempo.policies.drop_in import describe
-from tests.test_policies.test_drop_in import PSPNET, SWIN, load
+from tests.testing.mmseg_configs import PSPNET, SWIN, load
 from tests.testing.resolved import CONFIG, FOLDER, resolve
 
 LR = 'optim_wrapper.optimizer.lr'
 
 
 def follow(cfg: Config, policy: str, **options: Any) -> dict[str, str]:
-    """Apply a policy; returns what was told, by key. Options are written with __ for dots."""
+    """Apply a policy; return the changes as text by key. Options have `__` in place of dots."""
     options = {key.replace('__', '.'): value for key, value in options.items()}
     changes = apply_policy(cfg, load_policy(policy, options), options)
     cfg.merge_from_dict({k: v for k, v in options.items() if not k.startswith('tempo')})
@@ -29,8 +29,8 @@ def bev() -> Config:
 
 
 @pytest.mark.parametrize('policy', POLICIES)
-def test_the_resolved_form_is_frozen(policy: str) -> None:
-    """After a change on purpose: python -m tests.testing.resolved, and look at the diff."""
+def test_resolved_config_is_frozen(policy: str) -> None:
+    """After an intended change run `python -m tests.testing.resolved` and review the diff."""
     assert resolve(policy) == (FOLDER / f'{policy}.json').read_text()
 
 
@@ -44,7 +44,7 @@ def test_the_resolved_form_is_frozen(policy: str) -> None:
         ('grad_accum', 4, 2, 4e-4, 100_000),
     ],
 )
-def test_rate_and_schedule_follow_the_batch(
+def test_learning_rate_and_schedule_follow_the_batch(
     policy: str, batch: int, counts: int, lr: float, iterations: int
 ) -> None:
     cfg = bev()
@@ -58,34 +58,33 @@ def test_rate_and_schedule_follow_the_batch(
     assert abs(poly.end - iterations) <= 1
     ratio = iterations / 200_000
     assert cfg.default_hooks.checkpoint.interval == round(5000 * ratio)
-    often = 1 if policy == 'baseline' else 2
-    assert cfg.train_cfg.val_interval == pytest.approx(20_000 * ratio * often, abs=1)
+    every = 1 if policy == 'baseline' else 2
+    assert cfg.train_cfg.val_interval == pytest.approx(20_000 * ratio * every, abs=1)
 
 
 @pytest.mark.parametrize(('rule', 'lr'), [('sqrt', 2e-4 * 1.5**0.5), ('keep', 2e-4)])
-def test_other_rules_for_the_rate(rule: str, lr: float) -> None:
+def test_other_rules_scale_the_learning_rate(rule: str, lr: float) -> None:
     cfg = bev()
-    told = follow(cfg, 'balanced', tempo__lr=rule)
+    changes = follow(cfg, 'balanced', tempo__lr=rule)
     assert cfg.optim_wrapper.optimizer.lr == pytest.approx(lr)
-    assert rule in told[LR]
+    assert rule in changes[LR]
 
 
-def test_iterations_on_request() -> None:
+def test_length_in_iterations_is_kept() -> None:
     cfg = bev()
-    told = follow(cfg, 'balanced', tempo__length='iterations')
+    changes = follow(cfg, 'balanced', tempo__length='iterations')
     assert (cfg.train_cfg.max_iters, cfg.param_scheduler[1].end) == (200_000, 200_000)
     assert cfg.train_cfg.val_interval == 40_000
-    assert 'tempo.length=iterations' in told['train_cfg.max_iters']
+    assert 'tempo.length=iterations' in changes['train_cfg.max_iters']
 
 
-def test_options_win_and_count() -> None:
-    """A batch of one's own is the one that the learning rate follows."""
+def test_options_take_precedence_and_are_scaled_from() -> None:
     cfg = bev()
-    told = follow(cfg, 'balanced', train_dataloader__batch_size=16)
+    changes = follow(cfg, 'balanced', train_dataloader__batch_size=16)
     assert cfg.train_dataloader.batch_size == 16
     assert cfg.optim_wrapper.optimizer.lr == pytest.approx(8e-4)
     assert cfg.train_cfg.max_iters == 50_000
-    assert 'as --cfg-options has it' in told['train_dataloader.batch_size']
+    assert 'because --cfg-options sets it' in changes['train_dataloader.batch_size']
     cfg = bev()
     follow(cfg, 'balanced', optim_wrapper__optimizer__lr=1e-3, train_cfg__max_iters=10)
     assert (cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.max_iters) == (1e-3, 10)
@@ -95,19 +94,19 @@ def test_options_win_and_count() -> None:
 
 
 @pytest.mark.parametrize('policy', POLICIES)
-def test_never_scaled_twice(policy: str) -> None:
-    """--auto-scale-lr, on one card and with the batch as it is, finds the rate as it should be."""
+def test_learning_rate_is_not_scaled_twice(policy: str) -> None:
+    """--auto-scale-lr on one device leaves the rate of the policy as it is."""
     cfg = bev()
     follow(cfg, policy)
     counts = cfg.optim_wrapper.get('accumulative_counts', 1)
     assert cfg.auto_scale_lr.base_batch_size == cfg.train_dataloader.batch_size * counts
-    with pytest.raises(ValueError, match=f"follows the policy '{policy}' already"):
+    with pytest.raises(ValueError, match=f"already follows the policy '{policy}'"):
         follow(cfg, 'balanced')
 
 
-def test_stock_config() -> None:
+def test_stock_config_follows_a_policy() -> None:
     cfg = load(PSPNET)
-    told = follow(cfg, 'balanced')
+    changes = follow(cfg, 'balanced')
     assert cfg.train_dataloader.batch_size == 3
     assert cfg.train_cfg.type == 'PrefetchIterBasedTrainLoop'
     assert cfg.train_cfg.max_iters == 53_334
@@ -118,7 +117,7 @@ def test_stock_config() -> None:
     assert cfg.val_evaluator.type == 'StreamingIoUMetric'
     assert cfg.custom_hooks == [dict(type='ModelTuningHook', tf32=True)]
     assert cfg.tempo.policy == 'balanced'
-    assert told[LR] == f'{LR}: 0.01 -> 0.015; 2 -> 3 samples an update, linear'
+    assert changes[LR] == f'{LR}: 0.01 -> 0.015; 2 -> 3 samples per update, linear'
     assert 'changed:' in describe(apply_policy(load(PSPNET), load_policy('balanced')))
 
 
@@ -126,45 +125,45 @@ def test_without_a_batch_nothing_is_scaled() -> None:
     cfg = load(PSPNET)
     cfg.train_dataloader.pop('batch_size')
     cfg.train_dataloader.batch_sampler = dict(type='BatchSampler', batch_size=2, drop_last=True)
-    told = follow(cfg, 'balanced')
-    assert 'batch_sampler decides it' in told['train_dataloader.batch_size']
+    changes = follow(cfg, 'balanced')
+    assert 'is chosen by batch_sampler' in changes['train_dataloader.batch_size']
     assert (cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.max_iters) == (0.01, 80_000)
     assert cfg.optim_wrapper.type == 'SparseAmpOptimWrapper'
 
 
-def test_a_config_that_accumulates_already() -> None:
+def test_accumulation_of_the_config_is_kept() -> None:
     cfg = load(PSPNET)
     cfg.optim_wrapper.accumulative_counts = 4
-    told = follow(cfg, 'grad_accum')
-    assert 'accumulates already' in told['optim_wrapper.accumulative_counts']
+    changes = follow(cfg, 'grad_accum')
+    assert 'already accumulates' in changes['optim_wrapper.accumulative_counts']
     assert cfg.optim_wrapper.accumulative_counts == 4
     assert 'count' not in cfg.train_cfg
     assert cfg.optim_wrapper.optimizer.lr == 0.01
     cfg = load(PSPNET)
     cfg.optim_wrapper.accumulative_counts = 4
-    told = follow(cfg, 'balanced')
-    assert '8 -> 12 samples an update' in told[LR]
+    changes = follow(cfg, 'balanced')
+    assert '8 -> 12 samples per update' in changes[LR]
     assert cfg.train_cfg.max_iters == 53_334
 
 
-def test_a_wrapper_of_somebody_else() -> None:
+def test_wrapper_of_another_package_is_left_alone() -> None:
     cfg = load(PSPNET)
     cfg.optim_wrapper.type = 'ApexOptimWrapper'
-    told = follow(cfg, 'grad_accum')
-    assert 'its precision is its own' in told['optim_wrapper']
+    changes = follow(cfg, 'grad_accum')
+    assert 'precision is left alone' in changes['optim_wrapper']
     assert 'accumulative_counts' not in cfg.optim_wrapper
     assert cfg.optim_wrapper.optimizer.lr == 0.01
 
 
-def test_mixed_precision_of_ones_own_stays() -> None:
+def test_mixed_precision_of_the_config_is_kept() -> None:
     cfg = load(PSPNET)
     cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale=512.0)
-    told = follow(cfg, 'balanced')
-    assert 'mixed precision of its own' in told['optim_wrapper.type']
+    changes = follow(cfg, 'balanced')
+    assert 'already has mixed precision' in changes['optim_wrapper.type']
     assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ('SparseAmpOptimWrapper', 512)
 
 
-def test_epochs() -> None:
+def test_schedules_by_epoch_are_unchanged() -> None:
     cfg = load(PSPNET)
     cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=3)
     cfg.param_scheduler = [dict(type='MultiStepLR', milestones=[8, 11], by_epoch=True)]
@@ -176,49 +175,52 @@ def test_epochs() -> None:
     assert cfg.optim_wrapper.optimizer.lr == 0.02
 
 
-def test_a_loop_of_somebody_else() -> None:
+def test_stock_loop_keeps_its_workers() -> None:
     cfg = load(PSPNET)
     cfg.train_cfg = dict(by_epoch=True, max_epochs=12)
-    told = follow(cfg, 'grad_accum')
-    assert 'an iteration stays a batch' in told['train_cfg']
-    assert 'is no loop of ours' in told['train_dataloader.num_workers']
+    changes = follow(cfg, 'grad_accum')
+    assert 'an iteration stays a batch' in changes['train_cfg']
+    assert 'train_cfg is not a loop of mmtempo' in changes['train_dataloader.num_workers']
     assert cfg.train_dataloader.num_workers == 2
     assert cfg.optim_wrapper.accumulative_counts == 2
 
 
-def test_hooks_of_the_config_stay() -> None:
+def test_custom_hooks_of_the_config_are_kept() -> None:
     cfg = load(f'mmseg::swin/{SWIN}')
     cfg.custom_hooks = [dict(type='EMAHook'), dict(type='ProfilerHook', interval=10)]
-    told = follow(cfg, 'memory_first')
+    changes = follow(cfg, 'memory_first')
     assert [hook['type'] for hook in cfg.custom_hooks] == [
         'EMAHook', 'ProfilerHook', 'ModelTuningHook',
     ]  # fmt: skip
-    assert 'is its own, although' in told['custom_hooks.1.interval']
+    assert 'is left to its hook, with' in changes['custom_hooks.1.interval']
     cfg = load(PSPNET)
     cfg.custom_hooks = [dict(type='ModelTuningHook', channels_last=True)]
-    assert 'of its own' in follow(cfg, 'memory_first')['custom_hooks']
+    assert 'already has a ModelTuningHook' in follow(cfg, 'memory_first')['custom_hooks']
     assert len(cfg.custom_hooks) == 1
 
 
-def test_several_metrics() -> None:
+def test_iou_metric_in_a_list_is_replaced() -> None:
     cfg = load(PSPNET)
     cfg.val_evaluator = [dict(type='IoUMetric', iou_metrics=['mIoU']), dict(type='DumpResults')]
     follow(cfg, 'balanced')
-    assert [one['type'] for one in cfg.val_evaluator] == ['StreamingIoUMetric', 'DumpResults']
+    assert [metric['type'] for metric in cfg.val_evaluator] == ['StreamingIoUMetric', 'DumpResults']
 
 
-def test_without_workers_nothing_is_asked_of_them() -> None:
+def test_options_of_workers_are_not_set_without_workers() -> None:
     cfg = load(PSPNET)
     cfg.train_dataloader.persistent_workers = False
-    told = follow(cfg, 'balanced', train_dataloader__num_workers=0)
+    changes = follow(cfg, 'balanced', train_dataloader__num_workers=0)
     assert cfg.train_dataloader.persistent_workers is False
     assert 'prefetch_factor' not in cfg.train_dataloader
-    assert 'of no use without workers' in told['train_dataloader.persistent_workers']
+    assert 'has no effect without workers' in changes['train_dataloader.persistent_workers']
 
 
-def test_half_of_one_sample_is_none() -> None:
+def test_batch_of_one_sample_cannot_grow_by_half() -> None:
     cfg = load(PSPNET)
     cfg.train_dataloader.batch_size = 1
-    told = follow(cfg, 'balanced')
+    changes = follow(cfg, 'balanced')
     assert cfg.train_dataloader.batch_size == 1
-    assert 'no whole number more' in told['train_dataloader.batch_size']
+    assert (
+        '1.5 x the batch of the config, rounded down, is the same'
+        in changes['train_dataloader.batch_size']
+    )

@@ -1,4 +1,4 @@
-"""Stock parts go out and come back; with ours, nothing waits."""
+"""Stock parts are replaced and restored; with those of mmtempo no iteration synchronizes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from mmengine.registry import HOOKS, OPTIM_WRAPPERS
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.models.decode_heads import FCNHead
 
-from mmtempo.cli.config import resolve_config_path
-from mmtempo.doctor.sync_report import compare_waits
+from mmtempo.doctor.sync_report import compare_host_syncs
 from mmtempo.policies.drop_in import ConfigChange, describe, stock, zero_wait
-from tests.test_doctor.test_sync_report import pspnet
 from tests.testing.common import MINI
+from tests.testing.mmseg_configs import PSPNET, SWIN, load, pspnet, with_bn
 
-PSPNET = 'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024'
-SWIN = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 MODELS = {
     f'mmseg::swin/{SWIN}': {
         'backbone.embed_dims': 24,
@@ -41,12 +38,8 @@ MODELS = {
 }
 
 
-def load(name: str) -> Config:
-    return Config.fromfile(resolve_config_path(name))
-
-
 def small(tmp_path: Path, name: str | None) -> Config:
-    """mmseg's own model and optimizer, narrow, on little data."""
+    """Return a config with a narrow model of mmseg and its optimizer, on a small data set."""
     cfg = pspnet(tmp_path)
     if name is None:
         return cfg
@@ -59,44 +52,38 @@ def small(tmp_path: Path, name: str | None) -> Config:
     return cfg
 
 
-def with_bn(node: Any) -> Any:
-    """SyncBN works on GPUs only."""
-    if isinstance(node, dict):
-        return {key: with_bn(value) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return type(node)(map(with_bn, node))
-    return 'BN' if node == 'SyncBN' else node
-
-
 @pytest.mark.parametrize(
-    ('name', 'waits'),
+    ('name', 'per_iteration'),
     [
         (None, 15),
         *(
-            pytest.param(name, waits, marks=pytest.mark.slow)
-            for name, waits in zip(MODELS, (15, 11, 27))
+            pytest.param(name, per_iteration, marks=pytest.mark.slow)
+            for name, per_iteration in zip(MODELS, (15, 11, 27))
         ),
     ],
     ids=['pspnet', 'upernet-swin', 'segformer', 'bisenetv2'],
 )
-def test_stock_models_wait_for_nothing(tmp_path: Path, name: str | None, waits: int) -> None:
+def test_stock_models_do_not_synchronize(
+    tmp_path: Path, name: str | None, per_iteration: int
+) -> None:
     cfg = small(tmp_path, name)
     before = copy.deepcopy(cfg)
-    found = compare_waits(cfg, iterations=2)
-    assert found.mmtempo.waits == []
-    assert found.stock.per_iteration == waits
+    found = compare_host_syncs(cfg, iterations=2)
+    assert found.mmtempo.host_syncs == []
+    assert found.stock.per_iteration == per_iteration
     assert cfg.to_dict() == before.to_dict()
 
 
-def test_gradients_that_are_clipped(tmp_path: Path) -> None:
+def test_clipping_does_not_synchronize(tmp_path: Path) -> None:
     cfg = small(tmp_path, None)
     cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
-    found = compare_waits(cfg, iterations=1)
-    assert found.mmtempo.waits == []
+    found = compare_host_syncs(cfg, iterations=1)
+    assert found.mmtempo.host_syncs == []
     assert found.stock.per_iteration > 15
 
 
 def types(cfg: Config) -> dict[str, Any]:
+    """Return the types of the parts that are replaced."""
     model = cfg.model
     return dict(
         runtime_info=cfg.default_hooks.get('runtime_info', {}).get('type'),
@@ -109,7 +96,7 @@ def types(cfg: Config) -> dict[str, Any]:
     )
 
 
-def test_there_and_back() -> None:
+def test_stock_undoes_zero_wait() -> None:
     cfg, untouched = load(PSPNET), load(PSPNET)
     changes = zero_wait(cfg)
     assert types(cfg) == dict(
@@ -131,7 +118,7 @@ def test_there_and_back() -> None:
         ('default_hooks.checkpoint', 'CheckpointHook', 'AsyncCheckpointHook'),
         ('optim_wrapper', 'OptimWrapper', 'SparseOptimWrapper'),
     ]
-    # Arguments that stock does not take go with the types that take them.
+    # Arguments that stock types do not take are dropped.
     cfg.default_hooks.runtime_info.history_length = 7
     cfg.default_hooks.logger.progress = 'off'
     cfg.default_hooks.checkpoint.on_busy = 'skip'
@@ -148,31 +135,35 @@ def test_there_and_back() -> None:
     assert stock(cfg) == []
 
 
-def test_twice_is_once() -> None:
+def test_second_zero_wait_changes_nothing() -> None:
     cfg = load(PSPNET)
     zero_wait(cfg)
     once = copy.deepcopy(cfg)
     changes = zero_wait(cfg)
     assert cfg.to_dict() == once.to_dict()
     assert not any(change.changed for change in changes)
-    assert {change.reason for change in changes} == {"is mmtempo's own", 'is imported already'}
+    assert {change.reason for change in changes} == {
+        'is already a type of mmtempo',
+        'contains mmtempo already',
+    }
 
 
 @HOOKS.register_module()
 class TheirLoggerHook(LoggerHook):
-    """Somebody else's."""
+    """Logger hook of another package."""
 
 
 @OPTIM_WRAPPERS.register_module()
 class TheirOptimWrapper(OptimWrapper):
-    """Likewise."""
+    """Optimizer wrapper of another package."""
 
 
 def reasons(changes: list[ConfigChange]) -> dict[str, str]:
+    """Return the reasons of the keys that were left alone."""
     return {change.key: change.reason for change in changes if not change.changed}
 
 
-def test_what_is_not_stock_is_left_alone() -> None:
+def test_parts_that_are_not_stock_are_left_alone() -> None:
     cfg = load(PSPNET)
     cfg.default_hooks.logger.type = 'TheirLoggerHook'
     cfg.default_hooks.runtime_info = None
@@ -182,10 +173,10 @@ def test_what_is_not_stock_is_left_alone() -> None:
     cfg.model.auxiliary_head = [dict(type='PointHead'), dict(type='FCNHead', num_classes=3), None]
     before = copy.deepcopy(cfg)
     assert reasons(zero_wait(cfg)) == {
-        'default_hooks.runtime_info': 'is switched off',
-        'default_hooks.logger': 'is no stock type',
-        'optim_wrapper': 'is no stock type',
-        'model.data_preprocessor': 'is in no registry',
+        'default_hooks.runtime_info': 'is disabled',
+        'default_hooks.logger': 'is not a stock type',
+        'optim_wrapper': 'is not a stock type',
+        'model.data_preprocessor': 'is not registered',
         'model.decode_head': 'overrides loss_by_feat (in DDRHead)',
         'model.auxiliary_head.0': 'overrides loss_by_feat (in PointHead)',
     }
@@ -199,38 +190,36 @@ def test_what_is_not_stock_is_left_alone() -> None:
     assert cfg.model.decode_head == before.model.decode_head
 
 
-def test_objects_and_what_has_no_type() -> None:
+def test_objects_and_parts_without_type_are_left_alone() -> None:
     cfg = load(PSPNET)
     hook = RuntimeInfoHook()
     cfg.default_hooks.runtime_info = hook
     cfg.default_hooks.logger = dict(interval=3)
     cfg.optim_wrapper = dict(constructor='Several', generator=dict(type='OptimWrapper'))
     assert reasons(zero_wait(cfg)) == {
-        'default_hooks.runtime_info': 'is built already',
+        'default_hooks.runtime_info': 'is an object instead of a config',
         'default_hooks.logger': 'has no type',
-        'optim_wrapper': 'names several optimizers, their wrappers are left alone',
+        'optim_wrapper': 'has several optimizers, whose wrappers are left alone',
     }
     assert cfg.default_hooks.runtime_info is hook
     cfg.default_hooks.logger = dict(type=5)
     cfg.optim_wrapper = dict(accumulative_counts=2)
     changes = zero_wait(cfg)
     left = reasons(changes)
-    assert left['default_hooks.logger'] == 'has a type that is no class'
+    assert left['default_hooks.logger'] == 'has a type that is neither a name nor a class'
     assert left['optim_wrapper'] == 'has no type'
     assert 'optim_wrapper: has no type' in describe(changes)
 
 
-def test_a_strategy_brings_its_own_wrapper() -> None:
+def test_wrapper_of_a_strategy_is_left_alone() -> None:
     cfg = load(PSPNET)
     del cfg.optim_wrapper['type']
     cfg.strategy = dict(type='DeepSpeedStrategy')
-    assert reasons(zero_wait(cfg)) == {
-        'optim_wrapper': 'has no type, the strategy supplies its own'
-    }
+    assert reasons(zero_wait(cfg)) == {'optim_wrapper': 'has no type; the strategy chooses it'}
     assert 'type' not in cfg.optim_wrapper
 
 
-def test_custom_hooks_that_wait_are_named() -> None:
+def test_custom_hooks_that_wait_are_reported() -> None:
     cfg = load(PSPNET)
     cfg.custom_hooks = [
         dict(type='EMAHook'),
@@ -249,7 +238,7 @@ def test_custom_hooks_that_wait_are_named() -> None:
     assert cfg.custom_hooks == before
 
 
-def test_the_scope_of_a_part() -> None:
+def test_scope_of_a_part_is_followed() -> None:
     cfg = load(PSPNET)
     cfg.default_scope = 'mmengine'
     cfg.model.decode_head._scope_ = 'mmseg'
@@ -259,7 +248,7 @@ def test_the_scope_of_a_part() -> None:
     assert cfg.model.decode_head.type == 'SparseAccuracyHead'
 
 
-def test_the_wrapper_that_nobody_names() -> None:
+def test_wrapper_without_type_is_replaced() -> None:
     cfg = load(PSPNET)
     del cfg.optim_wrapper['type']
     assert ('OptimWrapper', 'SparseOptimWrapper') in [(c.before, c.after) for c in zero_wait(cfg)]
@@ -272,7 +261,7 @@ def test_the_wrapper_that_nobody_names() -> None:
 
 
 @pytest.mark.parametrize('scope', ['mmseg', 'mmengine'])
-def test_names_with_scopes_and_classes(scope: str) -> None:
+def test_types_with_scope_or_as_class_are_replaced(scope: str) -> None:
     cfg = load(PSPNET)
     cfg.default_scope = scope
     cfg.default_hooks.logger.type = 'mmengine.LoggerHook'
@@ -295,7 +284,7 @@ def test_names_with_scopes_and_classes(scope: str) -> None:
     )
 
 
-def test_configs_with_little_in_them() -> None:
+def test_small_configs_get_hooks_and_imports() -> None:
     cfg = Config(dict(model=dict(type='X')))
     assert [change.key for change in zero_wait(cfg)] == [
         'default_hooks.runtime_info',
@@ -324,19 +313,19 @@ def test_configs_with_little_in_them() -> None:
         ('default_hooks', 'default_hooks.timer default_hooks.logger default_hooks.checkpoint'),
     ],
 )
-def test_what_is_set_on_purpose_is_kept(option: str, key: str) -> None:
+def test_types_set_by_options_are_kept(option: str, key: str) -> None:
     cfg, before = load(PSPNET), load(PSPNET)
-    reason = 'is kept as --cfg-options has it'
+    reason = 'is kept, because --cfg-options sets it'
     assert reasons(zero_wait(cfg, keep=[option])) == dict.fromkeys(key.split(), reason)
-    for one in key.split():
+    for kept in key.split():
         node, other = cfg, before
-        for part in one.split('.'):
+        for part in kept.split('.'):
             node, other = node[part], other[part]
         assert node == other
     assert cfg.model.auxiliary_head.type == 'SparseAccuracyHead'
 
 
-def test_a_hook_set_on_purpose_is_not_added() -> None:
+def test_hook_set_by_options_is_not_added() -> None:
     cfg = load(PSPNET)
     zero_wait(cfg, keep=['default_hooks.runtime_info.type'])
     assert 'runtime_info' not in cfg.default_hooks
@@ -346,29 +335,30 @@ def test_a_hook_set_on_purpose_is_not_added() -> None:
     assert cfg.default_hooks.runtime_info.type == 'SparseRuntimeInfoHook'
 
 
-def test_both_hooks_are_kept() -> None:
+def test_all_default_hooks_are_kept() -> None:
     cfg = load(PSPNET)
     zero_wait(cfg, keep=['default_hooks'])
     assert 'runtime_info' not in cfg.default_hooks
     assert cfg.default_hooks.logger.type == 'LoggerHook'
 
 
-def test_our_own_models_stay() -> None:
+def test_model_of_mmtempo_is_left_alone() -> None:
     cfg = Config.fromfile(str(MINI))
     before = copy.deepcopy(cfg)
     left = reasons(zero_wait(cfg))
-    assert left['model.data_preprocessor'] == left['model.decode_head'] == "is mmtempo's own"
+    assert left['model.data_preprocessor'] == 'is already a type of mmtempo'
+    assert left['model.decode_head'] == 'is already a type of mmtempo'
     assert cfg.model == before.model
     stock(cfg)
     assert cfg.model == before.model
     assert cfg.default_hooks.logger.type == 'LoggerHook'
 
 
-def test_what_is_printed() -> None:
+def test_description_lists_changes_and_reasons() -> None:
     text = describe(
         [
             ConfigChange('a', 'A', 'B', 'stock waits'),
-            ConfigChange('c', 'C', 'C', 'is no stock type'),
+            ConfigChange('c', 'C', 'C', 'is not a stock type'),
             ConfigChange('d', None, 'D', 'it was missing'),
         ]
     )
@@ -377,13 +367,13 @@ def test_what_is_printed() -> None:
         '  a: A -> B; stock waits',
         '  d: None -> D; it was missing',
         'left alone:',
-        '  c: C is no stock type',
+        '  c: C is not a stock type',
     ]
     assert describe([]) == ''
 
 
-def test_hooks_of_ours_are_stock_hooks() -> None:
-    """What the overlay puts in takes every argument of what it takes out."""
+def test_replacements_derive_from_stock_hooks() -> None:
+    """So they take each argument of the hooks that they replace."""
     for cls in (LoggerHook, RuntimeInfoHook):
         ours = HOOKS.get(f'Sparse{cls.__name__}')
         assert issubclass(ours, cls)

@@ -1,4 +1,4 @@
-"""Policies are found, and mistakes in them are told by their key."""
+"""Policies are found by name or path, and errors name the key of a mistake."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from mmtempo.policies import POLICIES, find_policy, load_policy
 
 
 @pytest.mark.parametrize('name', POLICIES)
-def test_each_policy_is_data_with_its_reasons(name: str) -> None:
+def test_each_policy_file_is_short_and_commented(name: str) -> None:
     policy = load_policy(name)
     assert policy['policy'] == name
     text = Path(find_policy(name)).read_text()
     lines = text.splitlines()
-    assert lines[0].startswith('# '), 'whom it is for'
+    assert lines[0].startswith('# '), 'the purpose'
     assert len(lines) <= 20
-    assert text.count('#') >= 4, 'the why of its values'
+    assert text.count('#') >= 4, 'reasons of its values'
 
 
-def test_the_notes_table() -> None:
-    """Batch 4 of the field notes: 6 balanced, 4 for speed, 8 for memory, 2 x 4 accumulated."""
-    found = {name: load_policy(name) for name in POLICIES}
-    batches = {name: (4 * one['batch'], one['accumulate']) for name, one in found.items()}
+def test_batches_are_those_of_the_field_notes() -> None:
+    """From batch 4: 6 balanced, 4 for speed, 8 for memory, 2 x 4 accumulated."""
+    policies = {name: load_policy(name) for name in POLICIES}
+    batches = {name: (4 * one['batch'], one['accumulate']) for name, one in policies.items()}
     assert batches == dict(
         baseline=(4, 1), balanced=(6, 1), speed_first=(4, 1), memory_first=(8, 1), grad_accum=(4, 2)
     )
-    assert [name for name, one in found.items() if one['amp'] is None] == ['baseline']
+    assert [name for name, one in policies.items() if one['amp'] is None] == ['baseline']
 
 
-def test_options_change_it() -> None:
+def test_options_override_the_policy() -> None:
     options = {'tempo.lr': 'sqrt', 'tempo.loader.prefetch_factor': 6, 'model.x': 1}
     policy = load_policy('balanced', options)
     assert policy['lr'] == 'sqrt'
@@ -52,7 +52,7 @@ def test_options_change_it() -> None:
         ({'tempo.keep_checkpoints': 0}, r'tempo\.keep_checkpoints must be'),
     ],
 )
-def test_what_a_policy_cannot_be(options: dict, message: str) -> None:
+def test_invalid_value_is_an_error(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_policy('balanced', options)
 
@@ -65,12 +65,12 @@ def test_what_a_policy_cannot_be(options: dict, message: str) -> None:
         ('mine.py', 'there is no such file'),
     ],
 )
-def test_names_that_are_none(name: str, message: str) -> None:
+def test_unknown_name_is_an_error(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_policy(name)
 
 
-def test_a_policy_of_somebody_else(tmp_path: Path) -> None:
+def test_policy_file_is_loaded_and_checked(tmp_path: Path) -> None:
     path = tmp_path / 'mine.py'
     path.write_text(
         f"_base_ = ['{find_policy('balanced')}']\ntempo = dict(policy='mine', batch=3.0)\n"

@@ -1,4 +1,4 @@
-"""A training goes on by another policy: as many samples seen, its own learning rate."""
+"""A training resumes by another policy at the same samples, with the rate of its schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE, HALF = 48, 24  # iterations of 4 samples
 
 @DATASETS.register_module()
 class NumberedToy(ToyDataset):
-    """Samples that say which they are."""
+    """Data set whose samples contain their index."""
 
     def __getitem__(self, index: int) -> dict:
         return dict(inputs=self.points[index], data_samples=index)
@@ -29,7 +29,7 @@ class NumberedToy(ToyDataset):
 
 @HOOKS.register_module()
 class SeenByPolicy(Hook):
-    """Learning rates, and samples of the batches, by iteration from 1."""
+    """Hook that records learning rates and sample indices by iteration, from 1."""
 
     rates: dict[int, list[float]] = {}
     samples: dict[int, list[int]] = {}
@@ -40,12 +40,12 @@ class SeenByPolicy(Hook):
         self.samples[runner.iter + 1] = [int(one) for one in data_batch['data_samples']]
 
 
-def made(work: Path, policy: str, **options: Any) -> Config:
+def policy_config(work: Path, policy: str, **options: Any) -> Config:
     cfg = config(work, SPARSE)
     cfg.train_dataloader.update(batch_size=4)
     cfg.train_dataloader.dataset.type = 'NumberedToy'
     cfg.optim_wrapper.optimizer.lr = 0.004
-    # Two rates, and a schedule that adds as well as multiplies.
+    # Two rates, and a schedule that both adds and multiplies.
     cfg.optim_wrapper.paramwise_cfg = dict(custom_keys={'net.0': dict(lr_mult=0.1)})
     cfg.param_scheduler = [
         dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=6),
@@ -76,10 +76,12 @@ def resumed(cfg: Config, path: Path) -> Config:
 
 
 @pytest.mark.parametrize('policy', POLICIES)
-def test_from_baseline(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, plain = run(made(tmp_path / 'old', 'baseline'), monkeypatch)
-    _, whole, _ = run(made(tmp_path / 'whole', policy), monkeypatch)
-    cfg = resumed(made(tmp_path / 'new', policy), tmp_path / f'old/iter_{HALF}.pth')
+def test_resume_from_baseline_continues_samples_and_schedule(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, plain = run(policy_config(tmp_path / 'old', 'baseline'), monkeypatch)
+    _, whole, _ = run(policy_config(tmp_path / 'whole', policy), monkeypatch)
+    cfg = resumed(policy_config(tmp_path / 'new', policy), tmp_path / f'old/iter_{HALF}.pth')
     runner, rates, samples = run(cfg, monkeypatch)
     last = cfg.train_cfg.max_iters
     per_iteration = {'balanced': 6, 'memory_first': 8, 'grad_accum': 8}.get(policy, 4)
@@ -89,37 +91,45 @@ def test_from_baseline(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for iteration, found in rates.items():
         assert found == pytest.approx(whole[iteration], rel=1e-6)
     fused = [group['fused'] for group in runner.optim_wrapper.optimizer.param_groups]
-    assert all(one is (None if policy == 'baseline' else True) for one in fused)
-    # The stream goes on behind the last sample: none twice, none left out.
+    assert all(value is (None if policy == 'baseline' else True) for value in fused)
+    # The stream continues after the last sample: none is repeated or left out.
     next_samples = [one for batch in list(plain.values())[HALF : HALF + 4] for one in batch]
     batch = cfg.train_dataloader.batch_size
     assert samples[first + 1] == next_samples[:batch]
 
 
-def test_back_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = made(tmp_path / 'old', 'memory_first')
+def test_resume_by_baseline_continues_the_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = policy_config(tmp_path / 'old', 'memory_first')
     half = cfg.default_hooks.checkpoint.interval
     run(cfg, monkeypatch)
-    _, whole, _ = run(made(tmp_path / 'whole', 'baseline'), monkeypatch)
-    cfg = resumed(made(tmp_path / 'new', 'baseline'), tmp_path / f'old/iter_{half}.pth')
+    _, whole, _ = run(policy_config(tmp_path / 'whole', 'baseline'), monkeypatch)
+    cfg = resumed(policy_config(tmp_path / 'new', 'baseline'), tmp_path / f'old/iter_{half}.pth')
     runner, rates, _ = run(cfg, monkeypatch)
     assert (runner.iter, min(rates)) == (WHOLE, 2 * half + 1)
     assert rates[WHOLE] == pytest.approx(whole[WHOLE], rel=1e-6)
 
 
-def test_iterations_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(made(tmp_path / 'old', 'baseline'), monkeypatch)
-    cfg = made(tmp_path / 'new', 'memory_first', length='iterations')
-    _, whole, _ = run(made(tmp_path / 'whole', 'memory_first', length='iterations'), monkeypatch)
+def test_length_in_iterations_resumes_at_the_same_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(policy_config(tmp_path / 'old', 'baseline'), monkeypatch)
+    cfg = policy_config(tmp_path / 'new', 'memory_first', length='iterations')
+    _, whole, _ = run(
+        policy_config(tmp_path / 'whole', 'memory_first', length='iterations'), monkeypatch
+    )
     path = tmp_path / f'old/iter_{HALF}.pth'
     runner, rates, _ = run(resumed(cfg, path), monkeypatch)
     assert (runner.iter, min(rates)) == (WHOLE, HALF + 1)
     assert rates[HALF + 1] == pytest.approx(whole[HALF + 1], rel=1e-6)
 
 
-def test_by_no_policy_stock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(made(tmp_path / 'old', 'baseline'), monkeypatch)
-    cfg = made(tmp_path / 'new', 'memory_first')
+def test_resume_without_a_policy_follows_stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(policy_config(tmp_path / 'old', 'baseline'), monkeypatch)
+    cfg = policy_config(tmp_path / 'new', 'memory_first')
     cfg.pop('tempo')
     cfg.train_cfg.max_iters = WHOLE
     runner, rates, _ = run(resumed(cfg, tmp_path / f'old/iter_{HALF}.pth'), monkeypatch)

@@ -1,4 +1,4 @@
-"""Samples of an update, and of an iteration."""
+"""Samples per update and per iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmtempo.policies.workload import Workload
         (None, 2, 'updates', None, None),
     ],
 )
-def test_samples(
+def test_samples_follow_the_config(
     batch: int | None, counts: int | None, count: str | None, update: int, iteration: int
 ) -> None:
     cfg = Config(
@@ -28,5 +28,6 @@ def test_samples(
             train_cfg=dict(count=count) if count else dict(),
         )
     )
-    found = Workload.of(cfg)
-    assert (found.of_update, found.of_iteration) == (update, iteration)
+    workload = Workload.of(cfg)
+    assert workload.samples_per_update == update
+    assert workload.samples_per_iteration == iteration

@@ -1,4 +1,4 @@
-"""Signals to the scripts that start several processes: they reach the training."""
+"""Scripts that start several processes pass signals on to the training."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ for _ in $(seq 1000); do sleep 0.1; done
 
 @HOOKS.register_module()
 class SlowIterations(Hook):
-    """Makes iterations take longer than the time within which processes ask each other.
+    """Hook that makes iterations longer than the period in which processes share signals.
 
     Args:
-        seconds: Of an iteration.
+        seconds: Seconds by which an iteration is delayed.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -46,7 +46,7 @@ class SlowIterations(Hook):
 
 @DATASETS.register_module()
 class FailsOnRankOne(ToyDataset):
-    """Fails at one of its samples in the process of rank 1.
+    """Data set that fails at one of its samples in the process of rank 1.
 
     Args:
         at: Number of the sample in the order in which the process makes them, from 1.
@@ -65,12 +65,12 @@ class FailsOnRankOne(ToyDataset):
 
 @contextmanager
 def script(name: str, *words: object, **environment: str) -> Iterator[subprocess.Popen]:
-    """A script that runs; its group is gone afterwards."""
+    """Yield a running script; kill its process group on exit."""
     process = subprocess.Popen(
         ['bash', str(ROOT / 'tools' / name), *map(str, words)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env=os.environ | environment,
-        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        # Tests that a shell runs in the background ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(INT, signal.SIG_DFL),
     )  # fmt: skip
     try:
@@ -84,7 +84,7 @@ def script(name: str, *words: object, **environment: str) -> Iterator[subprocess
 
 
 @pytest.mark.parametrize(
-    ('name', 'words', 'runs'),
+    ('name', 'words', 'command'),
     [
         ('dist_train.sh', ['c.py', 2], 'train.py c.py --launcher pytorch'),
         ('dist_test.sh', ['c.py', 'c.pth', 2], 'test.py c.py c.pth --launcher pytorch'),
@@ -92,8 +92,10 @@ def script(name: str, *words: object, **environment: str) -> Iterator[subprocess
         ('slurm_test.sh', ['part', 'job', 'c.py', 'c.pth'], 'test.py c.py c.pth --launcher slurm'),
     ],
 )
-def test_script_becomes_the_launcher(name: str, words: list, runs: str, tmp_path: Path) -> None:
-    """Docker, Kubernetes and supervisors signal the process that they have started, no other."""
+def test_script_is_replaced_by_the_launcher(
+    name: str, words: list, command: str, tmp_path: Path
+) -> None:
+    """Docker, Kubernetes and supervisors signal only the process that they have started."""
     for stub in ('python', 'srun'):
         (tmp_path / stub).write_text(STUB)
         (tmp_path / stub).chmod(0o755)
@@ -102,13 +104,14 @@ def test_script_becomes_the_launcher(name: str, words: list, runs: str, tmp_path
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(f'process {process.pid}: ')
-        assert line.strip().endswith(runs)
+        assert line.strip().endswith(command)
         process.send_signal(TERM)
         assert process.stdout.readline() == 'terminated\n'
         assert process.wait() == 143
 
 
 def write_config(work: Path, **options: Any) -> Path:
+    """Write the config of a training with iterations of 1.2 s; return its path."""
     options = {'train_cfg.max_iters': 500, 'train_cfg.val_interval': 1000} | options
     cfg = saving(work, **options)
     cfg.default_hooks.logger.interval = 1
@@ -123,6 +126,7 @@ def write_config(work: Path, **options: Any) -> Path:
 
 
 def environment() -> dict[str, str]:
+    """Return environment variables for scripts that run this Python."""
     return {
         'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
         'PYTHONPATH': f'{ROOT / "plugin"}{os.pathsep}{ROOT}',
@@ -137,11 +141,13 @@ def environment() -> dict[str, str]:
     [
         (TERM, False),
         pytest.param(TERM, True, marks=pytest.mark.slow),
-        # As from a terminal; torchrun sends it to its processes once more.
+        # As from a terminal; torchrun sends the signal to its processes again.
         pytest.param(INT, True, marks=pytest.mark.slow),
     ],
 )
-def test_signal_to_dist_train(number: signal.Signals, to_group: bool, tmp_path: Path) -> None:
+def test_signal_to_dist_train_saves_a_checkpoint(
+    number: signal.Signals, to_group: bool, tmp_path: Path
+) -> None:
     work = tmp_path / 'work'
     config = write_config(work)
     with script('dist_train.sh', config, 2, '--work-dir', work, **environment()) as process:
@@ -159,16 +165,18 @@ def test_signal_to_dist_train(number: signal.Signals, to_group: bool, tmp_path: 
         rest = process.stdout.read()
         code = process.wait()
     assert code == 128 + number, rest
-    assert marked(work).name in ('iter_2.pth', 'iter_3.pth'), rest  # not the tenth iteration
+    assert marked(work).name in ('iter_2.pth', 'iter_3.pth'), (
+        rest
+    )  # long before the tenth iteration
     assert files(work) == [marked(work).name]
     assert 'Traceback' not in rest
     assert rest.count(f'newest checkpoint: {marked(work)}') == 1
     assert rest.count('add --resume to the same command') == 1
 
 
-@pytest.mark.slow  # its quick siblings are in tests/test_loops/test_rank_failure.py
+@pytest.mark.slow  # quick tests: tests/test_loops/test_rank_failure.py
 def test_failure_of_one_process_ends_dist_train(tmp_path: Path) -> None:
-    """torchrun terminates the others; rank 0 saves and says so before."""
+    """torchrun terminates the others; before that, rank 0 saves and prints a message."""
     work = tmp_path / 'work'
     config = write_config(
         work,

@@ -1,56 +1,26 @@
-"""`tools/train.py` as people use it: real processes, real files, real signals."""
+"""`tools/train.py` and `tools/test.py` in real processes, with real files and signals."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import cv2
 import mmseg
-import numpy as np
 import pytest
 import torch
 from mmengine.runner.checkpoint import get_external_models
 
-from tests.testing.common import MINI, ROOT, tiny_options
+from tests.testing.common import MINI, ROOT
+from tests.testing.mmseg_configs import make_cityscapes
+from tests.testing.tool_commands import command, run, scores, tiny
+from tests.testing.two_ranks import free_port
 
 
-def command(script: str, *words: object, options: dict | None = None) -> list[str]:
-    line = [sys.executable, str(ROOT / 'tools' / script), *map(str, words)]
-    if options:
-        line += ['--cfg-options', *(f'{k}={v}' for k, v in options.items())]
-    return line
-
-
-def run(script: str, *words: object, options: dict | None = None, code: int = 0, **kwargs) -> str:
-    """Output of a tool; fails unless it exits with `code`."""
-    done = subprocess.run(
-        command(script, *words, options=options), capture_output=True, text=True, **kwargs
-    )
-    text = done.stdout + done.stderr
-    assert done.returncode == code, text[-4000:]
-    return text
-
-
-def scores(text: str) -> dict[str, float]:
-    """Means of the last evaluation."""
-    line = [line for line in text.splitlines() if re.search(r'\) \[.*mIoU:', line)][-1]
-    return {key: float(value) for key, value in re.findall(r'(mIoU\w*): (\S+)', line)}
-
-
-def tiny(root: str, work: Path, iters: int = 4) -> dict:
-    """`tiny_options` for a command line."""
-    options = tiny_options(root, work, iters)
-    grid = 'model.view_transform.grid'
-    return {k: v for k, v in options.items() if k not in (grid, 'work_dir', 'experiment_name')}
-
-
-def test_trains_resumes_and_tests(bev_root: str, tmp_path: Path) -> None:
+def test_training_resumes_and_is_tested(bev_root: str, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     text = run('train.py', MINI, '--work-dir', work, options=tiny(bev_root, work))
     assert 'drivable_area' in text
@@ -76,7 +46,7 @@ def test_trains_resumes_and_tests(bev_root: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ('words', 'options', 'says'),
+    ('words', 'options', 'message'),
     [
         (['configs/lss_swin/nope.py'], {}, 'no such file'),
         ([MINI], {'model.backbone.type': 'SwinTransformr'}, 'SwinTransformr is not in the'),
@@ -85,15 +55,15 @@ def test_trains_resumes_and_tests(bev_root: str, tmp_path: Path) -> None:
         ([MINI, '--resume', '{other}'], {}, 'is of another model'),
     ],
 )
-def test_five_mistakes_of_a_new_user(
-    bev_root: str, tmp_path: Path, words: list, options: dict, says: str
+def test_common_mistake_is_a_message_without_traceback(
+    bev_root: str, tmp_path: Path, words: list, options: dict, message: str
 ) -> None:
     torch.save(dict(state_dict={'conv.weight': torch.zeros(1)}, meta={}), tmp_path / 'other.pth')
     words = [str(w).format(other=tmp_path / 'other.pth') for w in words]
     work = tmp_path / 'work'
     options = tiny(bev_root, work) | options
     text = run('train.py', *words, '--work-dir', work, options=options, code=2, cwd=ROOT)
-    assert says in text
+    assert message in text
     assert 'train.py: error: ' in text
     assert 'Traceback' not in text
     assert not work.exists()
@@ -105,13 +75,13 @@ def test_interrupt_ends_without_a_traceback(bev_root: str, tmp_path: Path) -> No
         command('train.py', MINI, '--work-dir', tmp_path / 'work', options=options),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env=os.environ | {'PYTHONUNBUFFERED': '1'},
-        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        # Tests that a shell runs in the background ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     for line in process.stdout:
         if 'Iter(train) [  3/500]' in line:
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to every process
+            os.killpg(process.pid, signal.SIGINT)  # to every process, as a terminal does
             break
     rest = process.stdout.read()
     assert process.wait() == 130
@@ -121,20 +91,21 @@ def test_interrupt_ends_without_a_traceback(bev_root: str, tmp_path: Path) -> No
     assert '--resume' in rest
 
 
-def test_bad_image_in_the_middle_is_named(own_bev_root: Path, tmp_path: Path) -> None:
+def test_error_names_an_unreadable_image(own_bev_root: Path, tmp_path: Path) -> None:
     path = own_bev_root / 'img_dir/train/train_000003.jpg'
     path.write_bytes(path.read_bytes()[:300])
     options = tiny(str(own_bev_root), tmp_path) | {'train_dataloader.num_workers': 1}
     text = run('train.py', MINI, '--work-dir', tmp_path / 'work', options=options, code=1)
     assert 'train.py: stopped: ' in text
-    why, what_to_do, how_to_go_on = text.splitlines()[-3:]
-    assert f'image {path}: truncated after 300 bytes' in why
-    assert 'on_bad_sample=skip; newest checkpoint: ' in what_to_do
-    assert '--resume' in how_to_go_on
+    reason, advice, resume_hint = text.splitlines()[-3:]
+    assert f'image {path}: truncated after 300 bytes' in reason
+    assert 'on_bad_sample=skip; newest checkpoint: ' in advice
+    assert '--resume' in resume_hint
     assert 'Traceback' not in text
 
 
 def flags(text: str) -> set[str]:
+    """Return the quoted flags in a source text."""
     return set(re.findall(r"'(--[\w-]+)'", text))
 
 
@@ -147,32 +118,11 @@ def test_flags_are_a_superset_of_mmseg(name: str) -> None:
 
 
 def test_flags_are_frozen() -> None:
-    """Whoever changes a flag changes it here too, and says so in the changelog."""
+    """A changed flag needs an entry in the changelog."""
     common = {'--help', '--work-dir', '--cfg-options', '--launcher', '--local_rank', '--local-rank'}
     assert set(re.findall(r'--[\w-]+', run('train.py', '--help').partition('options:')[2])) == (
         common | {'--resume', '--amp', '--auto-scale-lr', '--tempo', '--zero-wait'}
     )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(('127.0.0.1', 0))
-        return listener.getsockname()[1]
-
-
-def make_cityscapes(root: Path, size: tuple[int, int] = (128, 64)) -> Path:
-    """Two training images and one validation image in Cityscapes' layout."""
-    rng = np.random.default_rng(0)
-    for split, count in (('train', 2), ('val', 1)):
-        for i in range(count):
-            for folder, suffix, high, channels in (
-                ('leftImg8bit', 'leftImg8bit', 256, 3),
-                ('gtFine', 'gtFine_labelTrainIds', 19, 1),
-            ):
-                path = root / folder / split / 'town' / f'town_{i:06d}_000019_{suffix}.png'
-                path.parent.mkdir(parents=True, exist_ok=True)
-                cv2.imwrite(str(path), rng.integers(0, high, (*size[::-1], channels), np.uint8))
-    return root
 
 
 @pytest.mark.parametrize(
@@ -184,7 +134,7 @@ def make_cityscapes(root: Path, size: tuple[int, int] = (128, 64)) -> Path:
     ],
 )
 def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool, flags: list) -> None:
-    """Nothing but data paths and sizes overridden; the pretrained weights wait in torch's cache."""
+    """Only data paths and sizes are overridden; pretrained weights are in the cache of torch."""
     from mmseg.models import ResNetV1c
 
     name = 'fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py'
@@ -214,8 +164,8 @@ def test_stock_mmseg_config_trains(tmp_path: Path, by_path: bool, flags: list) -
     assert (tmp_path / 'work/iter_2.pth').is_file()
 
 
-def test_two_processes(bev_root: str, tmp_path: Path) -> None:
-    """dist_train.sh and dist_test.sh over gloo: the metric is that of one process."""
+def test_two_processes_compute_the_metric_of_one(bev_root: str, tmp_path: Path) -> None:
+    """Runs dist_train.sh and dist_test.sh over gloo."""
     work = tmp_path / 'work'
     options = [f'{k}={v}' for k, v in tiny(bev_root, work).items()]
     environment = os.environ | {
@@ -237,7 +187,7 @@ def test_two_processes(bev_root: str, tmp_path: Path) -> None:
     assert found == scores(alone)
 
 
-def test_print_config() -> None:
+def test_print_config_applies_options() -> None:
     text = run('misc/print_config.py', MINI, options={'train_cfg.max_iters': 7})
     assert 'max_iters=7' in text
     assert "type='LiftSplatShoot'" in text

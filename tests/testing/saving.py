@@ -23,8 +23,8 @@ from mmtempo.checkpoint.io import writer_process
 from mmtempo.checkpoint.io.archive import check_archive
 from mmtempo.checkpoint.io.writer_process import TEMPORARY
 from mmtempo.checkpoint.resume import BEST, MARKER
-from mmtempo.cli import config as launch
 from mmtempo.cli.run import run_tool
+from mmtempo.cli.runner import build_runner
 from tests.testing.toy import STOCK, by_epoch, config, with_evaluation
 
 INTERVAL, KEPT = 3, 2
@@ -110,7 +110,7 @@ def through_tool(work: str, **options: Any) -> None:
         run_tool(
             'train.py',
             lambda: saving(Path(work), **options),
-            lambda cfg: launch.build_runner(cfg).train(),
+            lambda cfg: build_runner(cfg).train(),
         )
     )
 

@@ -1,8 +1,8 @@
-"""Make a synthetic BEV data set in the layout that `NuScenesBEVDataset` reads.
+"""Write a synthetic BEV data set in the layout that `NuScenesBEVDataset` reads.
 
-Scenes of ground areas and boxes seen through pinhole cameras of several kinds; image
-and label agree geometrically. The same arguments give the same files. With --multicam
-each sample is six images from around a vehicle, with one label of all that they see.
+The scenes are ground areas and boxes, seen through pinhole cameras of several kinds; image and
+label agree geometrically. The same arguments write the same files. With --multicam each sample
+has six images from around a vehicle, and one label for all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument('root', help='folder to make, for example data/synthetic_bev')
+    parser.add_argument('root', help='folder to create, for example data/synthetic_bev')
     parser.add_argument('--num', type=int, default=200, help='training samples')
     parser.add_argument('--num-val', type=int, default=40, help='validation samples')
     parser.add_argument(
@@ -30,13 +30,12 @@ def parse_args() -> argparse.Namespace:
         nargs=2,
         default=(1600, 900),
         metavar=('WIDTH', 'HEIGHT'),
-        help='of each image; 16:9 keeps pixels square',
+        help='pixels of each image; 16:9 keeps them square',
     )
     parser.add_argument(
         '--multicam',
         action='store_true',
-        help='six cameras a sample instead of one; root is then, for example, '
-        'data/synthetic_multicam',
+        help='six cameras per sample instead of one, for example in data/synthetic_multicam',
     )
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--suffix', choices=['jpg', 'png'], default='jpg')
@@ -44,7 +43,9 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     for name, least in (('num', 1), ('num_val', 1), ('workers', 1), ('seed', 0)):
         if getattr(args, name) < least:
-            parser.error(f'--{name.replace("_", "-")} must be at least {least}')
+            parser.error(
+                f'--{name.replace("_", "-")} must be at least {least}, found {getattr(args, name)}'
+            )
     if min(args.size) < 32:
         parser.error(f'--size must be at least 32 x 32, found {args.size}')
     return args

@@ -1,10 +1,10 @@
-"""Make a virtual environment with one of the two mm-stacks, and mmtempo in it.
+"""Create a virtual environment with mmtempo and one of the two mm-stacks.
 
     python tools/misc/install_stack.py onedl .venv
     python tools/misc/install_stack.py openmmlab .venv-openmmlab
 
-Standard library only: it runs before anything is installed. Versions come from
-requirements/lock-STACK.txt, so everybody gets the same.
+Uses the standard library only, since it runs before anything is installed. All versions come from
+requirements/lock-STACK.txt.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Compiled here, against the torch that is installed already.
+# Compiled during installation, against the torch that is installed first.
 COMPILED = {'openmmlab': 'mmcv==2.1.0'}
 
 
 def lock_lines(stack: str) -> list[str]:
-    """Requirements of the lock file, without comments."""
+    """Return the requirements of a lock file, without comments."""
     text = (ROOT / 'requirements' / f'lock-{stack}.txt').read_text(encoding='utf-8')
     return [line for line in text.splitlines() if line and not line.startswith('#')]
 
@@ -32,20 +32,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('stack', choices=['onedl', 'openmmlab'])
-    parser.add_argument('venv', type=Path, help='folder of the environment; made if missing')
+    parser.add_argument('venv', type=Path, help='folder of the environment; created if missing')
     args = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036 - this script starts on whatever python3 is
-        print(f'Python 3.10 or newer is needed, this is {sys.version.split()[0]}', file=sys.stderr)
+        print(f'Python {sys.version.split()[0]}: 3.10 or newer is needed', file=sys.stderr)
         return 2
 
     python = args.venv / ('Scripts/python.exe' if os.name == 'nt' else 'bin/python')
     if not _has_pip(python):
-        print(f'making {args.venv} with Python {sys.version.split()[0]}', flush=True)
+        print(f'creating {args.venv} with Python {sys.version.split()[0]}', flush=True)
         try:
             venv.create(args.venv, with_pip=True, clear=True)
         except (subprocess.CalledProcessError, ImportError) as error:
             print(
-                f'could not make {args.venv}: {error}\nThis Python has no ensurepip; on Debian '
+                f'creating {args.venv} failed: {error}\nThis Python has no ensurepip; on Debian '
                 'and Ubuntu: apt install python3-venv',
                 file=sys.stderr,
             )
@@ -58,15 +58,15 @@ def main() -> int:
         )
 
     try:
-        print(f'installing the {args.stack} stack, pinned', flush=True)
+        print(f'installing the {args.stack} stack at pinned versions', flush=True)
         compiled = COMPILED.get(args.stack)
         pip(*(line for line in lock_lines(args.stack) if line != compiled))
         if compiled is not None:
-            print(f'compiling {compiled}: 6 to 12 minutes, once', flush=True)
+            print(f'compiling {compiled}; takes 6 to 12 minutes', flush=True)
             pip('--no-deps', '--no-build-isolation', compiled, MMCV_WITH_OPS='1')
         if subprocess.run([str(python), '-c', 'import cv2'], capture_output=True).returncode:
-            # Its windows need libGL, which servers lack; nothing here opens a window.
-            print('opencv-python does not load here; taking opencv-python-headless', flush=True)
+            # Its windows need libGL, which servers lack; mmtempo opens no window.
+            print('opencv-python cannot be imported; installing opencv-python-headless', flush=True)
             pip('--no-deps', '--force-reinstall', _headless(args.stack))
         pip('--no-deps', '--no-build-isolation', '--editable', str(ROOT))
     except subprocess.CalledProcessError as error:
@@ -76,13 +76,13 @@ def main() -> int:
 
 
 def _has_pip(python: Path) -> bool:
-    """Whether the environment is there and whole."""
+    """Return whether the environment exists and pip works in it."""
     command = [str(python), '-m', 'pip', '--version']
     return python.exists() and not subprocess.run(command, capture_output=True).returncode
 
 
 def _headless(stack: str) -> str:
-    """The same version of OpenCV without its windows."""
+    """Return the requirement for OpenCV without windows, at the same version."""
     pinned = next(line for line in lock_lines(stack) if line.startswith('opencv-python=='))
     return pinned.replace('opencv-python', 'opencv-python-headless')
 

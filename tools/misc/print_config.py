@@ -1,4 +1,4 @@
-"""Print a config as the Runner would get it, with all its bases and overrides.
+"""Print a config as the Runner receives it, with bases and overrides resolved.
 
 python tools/misc/print_config.py CONFIG --tempo balanced
 python tools/misc/print_config.py CONFIG --cfg-options train_dataloader.batch_size=2
@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mmtempo.cli import config
+from mmtempo.cli.arguments import add_common_arguments, add_overlays
+from mmtempo.cli.config import load_config
 from mmtempo.cli.run import run_tool
 
 
@@ -17,11 +18,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    config.add_common_arguments(parser)
-    config.add_overlays(parser)
+    add_common_arguments(parser)
+    add_overlays(parser)
     args = parser.parse_args()
     return run_tool(
-        'print_config.py', lambda: config.load_config(args), lambda cfg: print(cfg.pretty_text)
+        'print_config.py', lambda: load_config(args), lambda cfg: print(cfg.pretty_text)
     )
 
 

@@ -1,4 +1,4 @@
-# nuScenes BEV segmentation, one camera a sample: 1600x900 images, labels of 196x200 cells.
+# nuScenes BEV segmentation, one camera per sample: 1600x900 images, labels of 196x200 cells.
 dataset_type = 'NuScenesBEVDataset'
 data_root = 'data/nuscenes_bev'
 train_pipeline = [

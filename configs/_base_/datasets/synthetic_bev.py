@@ -1,4 +1,4 @@
-# Small pictures of the synthetic set (tools/dataset_converters/make_synthetic_bev.py), for CPUs.
+# Small images of the synthetic set (tools/dataset_converters/make_synthetic_bev.py), for CPUs.
 _base_ = ['./nuscenes_bev.py']
 data_root = 'data/synthetic_bev'
 train_pipeline = [
@@ -16,7 +16,7 @@ test_pipeline = [
 ]
 train_dataloader = dict(
     num_workers=2,
-    pin_memory=False,  # nothing to pin for without a device
+    pin_memory=False,  # pinned memory is of use with a device only
     dataset=dict(data_root=data_root, pipeline=train_pipeline),
 )
 val_dataloader = dict(

@@ -1,4 +1,4 @@
-# BiSeNetV2 on ADE20K, in stock parts; mmseg has no config of it. Batch, optimizer and schedule are
+# BiSeNetV2 on ADE20K with stock parts; mmseg has no such config. Batch, optimizer and schedule are
 # those of its Cityscapes config.
 _base_ = [
     __import__('mmtempo.cli.config').cli.config.resolve_config_path(f'mmseg::_base_/{part}')

@@ -1,5 +1,5 @@
-# UPerNet-Swin-T on Cityscapes, in stock parts; mmseg has no config of it. Optimizer and warm-up are
-# those of its ADE20K config; 80k iterations of 16 are as many samples as its SegFormer's 160k of 8.
+# UPerNet-Swin-T on Cityscapes with stock parts; mmseg has no such config. Optimizer and warm-up are
+# those of its ADE20K config; 80k iterations of 16 samples equal the 160k of 8 of its SegFormer.
 _base_ = [
     __import__('mmtempo.cli.config').cli.config.resolve_config_path(f'mmseg::_base_/{part}')
     for part in (

@@ -1,5 +1,5 @@
-# The same model at a size that a CPU trains in minutes: three stages, stride 16, no pretraining.
-# Share of the valid cells with each class in the synthetic set, in the order of the bits.
+# The model at a size that a CPU trains in minutes: three stages, stride 16, no pretraining.
+# Priors: share of valid cells with each class in the synthetic set, in the order of the bits.
 ground = (0.34, 0.017, 0.17, 0.05)
 vehicles = (0.013, 0.008, 0.01, 0.006, 0.001)
 small = (0.0007, 0.0005, 0.0006, 0.0002, 0.0007)
@@ -21,14 +21,14 @@ model = dict(
         in_channels=128,
         out_channels=32,
         stride=16,
-        ground=2.2,  # depth has no time to be learnt from nothing in a few hundred steps
+        ground=2.2,  # a few hundred steps are too few to learn depth from scratch
     ),
     decode_head=dict(
         type='BEVPyramidHead',
         in_channels=32,
         channels=64,
         num_blocks=(2, 1),
-        groups=8,  # of 16 groups only two channels each would be left
+        groups=8,  # 16 groups would have two channels each
         priors=ground + vehicles + small,
     ),
 )

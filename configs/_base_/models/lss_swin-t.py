@@ -18,7 +18,7 @@ model = dict(
         in_channels=768,
         out_channels=64,
         stride=32,
-        # The depth bins sit on these rows.
+        # The depth bins are the rows of this grid.
         grid=dict(x=(-25.0, 25.0, 0.5), z=(1.0, 50.0, 0.5), y=(-10.0, 10.0)),
     ),
     decode_head=dict(type='BEVPyramidHead', in_channels=64, channels=128, num_blocks=(4, 2)),

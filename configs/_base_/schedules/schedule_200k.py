@@ -14,5 +14,5 @@ param_scheduler = [
 train_cfg = dict(type='PrefetchIterBasedTrainLoop', max_iters=200000, val_interval=20000)
 val_cfg = dict(type='PrefetchValLoop')
 test_cfg = dict(type='PrefetchTestLoop')
-# The learning rate above is for 4 samples an iteration; --auto-scale-lr scales it linearly.
+# The learning rate is for 4 samples per iteration; --auto-scale-lr scales it linearly.
 auto_scale_lr = dict(enable=False, base_batch_size=4)

@@ -1,4 +1,4 @@
-# 300 iterations: long enough to see a mini model learn on a CPU.
+# 300 iterations: enough for a mini model to learn on a CPU.
 _base_ = ['./schedule_200k.py']
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [

@@ -1,15 +1,15 @@
-# Half as many samples again, in half precision: about the memory that float32 took. For most.
+# 1.5 x the batch in half precision, at about the memory of float32. Suits most trainings.
 tempo = dict(
     policy='balanced',
-    batch=1.5,  # 4 -> 6; at 8 the field notes' card did half the iterations, at 6 it did not
+    batch=1.5,  # 4 -> 6; the field notes' card halved its iteration rate at 8, but not at 6
     accumulate=1,
-    lr='linear',  # 2e-4 at 4 -> 3e-4 at 6
+    lr='linear',  # 2e-4 for 4 samples -> 3e-4 for 6
     length='samples',
-    amp=dict(loss_scale='dynamic'),  # float16 on a GPU; bfloat16, which needs no scale, on a CPU
+    amp=dict(loss_scale='dynamic'),  # float16 on a GPU; bfloat16 on a CPU, which needs no scale
     loader=dict(num_workers='auto', prefetch_factor=4, pin_memory=True, persistent_workers=True),
-    fused=True,  # one kernel an update, and overflows are decided on the device
-    tune=dict(tf32=True),  # for what autocast leaves in float32
+    fused=True,  # one kernel per update; overflows are handled on the device
+    tune=dict(tf32=True),  # for operations that autocast leaves in float32
     cudnn_benchmark=True,
-    evaluate_every=2.0,  # each one stops the training: 20k -> 40k iterations' worth of samples
+    evaluate_every=2.0,  # an evaluation stops the training: 20k -> 40k iterations of samples
     keep_checkpoints=3,
 )

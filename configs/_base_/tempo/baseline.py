@@ -1,15 +1,15 @@
-# What the others are compared with: the config's own batch in float32, on mmtempo's hooks and loops.
+# The reference for other policies: batch of the config, float32, hooks and loops of mmtempo.
 tempo = dict(
     policy='baseline',
-    batch=1.0,  # times the config's
-    accumulate=1,  # batches to an update
-    lr='linear',  # with the samples of an update; or 'sqrt', 'keep'
-    length='samples',  # of the training: keeps the samples seen; or 'iterations'
+    batch=1.0,  # factor for the batch of the config
+    accumulate=1,  # batches per update
+    lr='linear',  # scaling with the samples of an update; or 'sqrt', 'keep'
+    length='samples',  # kept constant over the training; or 'iterations'
     amp=None,
     loader=dict(num_workers='auto', prefetch_factor=2, pin_memory=True, persistent_workers=True),
     fused=False,
-    tune=dict(),  # of the model, see ModelTuningHook
-    cudnn_benchmark=True,  # crops have one size, so the search pays off
-    evaluate_every=1.0,  # times the config's interval
+    tune=dict(),  # arguments of ModelTuningHook
+    cudnn_benchmark=True,  # crops have one size, so kernels are searched for once
+    evaluate_every=1.0,  # factor for the interval of the config
     keep_checkpoints=3,
 )

@@ -1,16 +1,16 @@
-# Twice the batch on a small card: activations are computed again instead of kept.
+# Twice the batch on a small card: activations are recomputed instead of kept.
 tempo = dict(
     policy='memory_first',
     batch=2.0,  # 4 -> 8
     accumulate=1,
     lr='linear',
     length='samples',
-    amp=dict(loss_scale='dynamic'),  # halves what is kept
+    amp=dict(loss_scale='dynamic'),  # halves the activations that are kept
     loader=dict(num_workers='auto', prefetch_factor=2, pin_memory=True, persistent_workers=True),
-    fused=True,  # no copies of all gradients, as the for-each form makes
-    # A third more computing, for most of the memory: blocks keep their inputs only.
+    fused=True,  # the for-each form would copy all gradients
+    # A third more computation saves most of the memory: blocks keep only their inputs.
     tune=dict(tf32=True, activation_checkpointing='auto'),
-    cudnn_benchmark=False,  # its search asks for workspaces
+    cudnn_benchmark=False,  # the search for kernels allocates workspaces
     evaluate_every=2.0,
     keep_checkpoints=3,
 )

@@ -16,7 +16,9 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-from mmtempo.cli import config as launch
+from mmtempo.cli.arguments import add_common_arguments, add_overlays
+from mmtempo.cli.config import load_config
+from mmtempo.cli.runner import build_runner, check_device, prefer_float32_on_cpu
 from mmtempo.policies.workload import Workload
 
 from .saved_activations import SavedActivations
@@ -115,20 +117,21 @@ def _synchronize() -> None:
 
 def configure(args: argparse.Namespace) -> Config:
     """Load the config with its policy, without evaluation, checkpoints and log lines."""
-    cfg = launch.load_config(args)
+    cfg = load_config(args)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
     cfg.default_hooks.checkpoint = None
     cfg.train_cfg.pop('val_interval', None)
     cfg.load_from, cfg.resume, cfg.log_level = None, False, 'ERROR'
-    launch.check_device(cfg, training=True)
+    prefer_float32_on_cpu(cfg)
+    check_device(cfg, training=True)
     return cfg
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    launch.add_common_arguments(parser)
-    launch.add_overlays(parser)
+    add_common_arguments(parser)
+    add_overlays(parser)
     parser.add_argument(
         '--warm-up', type=int, default=10, help='number of iterations that do not count'
     )
@@ -137,13 +140,13 @@ def main() -> int:
     )
     args = parser.parse_args()
     cfg = configure(args)
-    runner = launch.build_runner(cfg)
+    runner = build_runner(cfg)
     watch = Watch(args.warm_up, args.iterations)
     runner.register_hook(watch)
     runner.register_hook(First(watch))
     with contextlib.suppress(_Finished):
         runner.train()
-    print(json.dumps(watch.figures(Workload.of(cfg).of_iteration)))
+    print(json.dumps(watch.figures(Workload.of(cfg).samples_per_iteration)))
     return 0
 
 

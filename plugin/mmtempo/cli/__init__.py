@@ -1,1 +1,1 @@
-"""Shared parts of the command-line tools."""
+"""Parts that the command-line tools share: flags, configs, runners, messages and exit codes."""

@@ -1,1 +1,1 @@
-"""Checks and verdicts: what is wrong or slow, why, and what to change."""
+"""Checks of a config before a training, and a census of its synchronizations."""

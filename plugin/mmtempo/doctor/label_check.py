@@ -1,4 +1,4 @@
-"""Compares the labels of a sample with what the model can learn from."""
+"""Check the labels of a sample against the heads and the preprocessor of a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmtempo.workloads.bev.models.bev_segmentor import BEVSegmentor
 from mmtempo.workloads.bev.structures.labels import CLASSES, IGNORE_BIT
 
+# Keys of a sample's metainfo that identify it, the best first.
 NAMES = ('seg_map_path', 'img_path', 'bev_path', 'token')
 
 
 def check_labels(model: torch.nn.Module, sample: Any, where: str) -> None:
-    """Raise where a label of a training sample fits neither the heads nor the preprocessor.
+    """Raise if a model cannot learn from the label of a training sample.
 
     Args:
         model: The model.
-        sample: What the training pipeline made.
-        where: The data set's key in the config.
+        sample: A sample as the training pipeline returns it.
+        where: Config key of the data set, for error messages.
     """
     data = sample.get('data_samples') if isinstance(sample, dict) else None
     if data is None:
@@ -35,15 +36,15 @@ def check_labels(model: torch.nn.Module, sample: Any, where: str) -> None:
         return
     if label.dtype == torch.uint8 and type(model.data_preprocessor) is SegDataPreProcessor:
         raise ValueError(
-            f'{where}: labels are uint8, as FastPackSegInputs packs them, and '
-            'model.data_preprocessor.type=SegDataPreProcessor leaves them so; losses take int64. '
+            f'{where}: labels are uint8, as FastPackSegInputs packs them; losses need int64, and '
+            'model.data_preprocessor.type=SegDataPreProcessor does not convert them. '
             'Set model.data_preprocessor.type=SparseSegDataPreProcessor, or use PackSegInputs'
         )
     values = label.long().unique().tolist()
     for key, head in _heads(model):
-        # One channel is for two classes, whatever their number.
+        # A head with one channel predicts two classes, whatever its num_classes.
         most = 2 if head.out_channels == 1 else head.num_classes
-        wrong = [one for one in values if one != head.ignore_index and not 0 <= one < most]
+        wrong = [value for value in values if value != head.ignore_index and not 0 <= value < most]
         if wrong:
             raise ValueError(
                 f'{where}: the label of {_name(data)} has the value {wrong[-1]}; '
@@ -53,14 +54,15 @@ def check_labels(model: torch.nn.Module, sample: Any, where: str) -> None:
 
 
 def _advice(data: Any, key: str, value: int, most: int) -> str:
-    text = f'Set {key}.num_classes to the number of classes, or map other values in the data set'
+    """Return what to do about a label value of at least `most`."""
+    text = f'Set {key}.num_classes to the number of classes, or map the value in the data set'
     if value == most and data.metainfo.get('reduce_zero_label') is False:
-        text += '; where 0 is the background that is not learnt, set reduce_zero_label=True there'
+        text += '; if 0 is a background to be ignored, set reduce_zero_label=True there'
     return text
 
 
 def _heads(model: torch.nn.Module) -> Iterator[tuple[str, BaseDecodeHead]]:
-    """Heads of a segmentor that learn from label values, with their config keys."""
+    """Yield the heads of a segmentor that learn from label values, with their config keys."""
     for name in ('decode_head', 'auxiliary_head'):
         part = getattr(model, name, None)
         is_list = isinstance(part, torch.nn.ModuleList)
@@ -71,11 +73,9 @@ def _heads(model: torch.nn.Module) -> Iterator[tuple[str, BaseDecodeHead]]:
 
 
 def _check_bits(model: BEVSegmentor, data: Any, where: str) -> None:
-    """Classes that the preprocessor would drop without a word."""
+    """Raise if a label has classes that the preprocessor would silently drop."""
     label, count = torch.as_tensor(data.gt_bev), model.data_preprocessor.num_classes
-    dropped = [
-        bit for bit in range(count, IGNORE_BIT) if bool((label.int() >> bit & 1).any())
-    ]  # fmt: skip
+    dropped = [bit for bit in range(count, IGNORE_BIT) if bool((label.int() >> bit & 1).any())]
     if dropped:
         raise ValueError(
             f'{where}: the label of {_name(data)} has the class {dropped[-1]} '
@@ -85,5 +85,6 @@ def _check_bits(model: BEVSegmentor, data: Any, where: str) -> None:
 
 
 def _name(data: Any) -> str:
-    found = [str(data.metainfo[name]) for name in NAMES if data.metainfo.get(name)]
-    return found[0] if found else 'sample 0'
+    """Return the name of the sample, which is the first of its data set."""
+    names = [str(data.metainfo[name]) for name in NAMES if data.metainfo.get(name)]
+    return names[0] if names else 'sample 0'

@@ -1,4 +1,4 @@
-"""Finds out before a run starts, and before anything is written, whether it can work."""
+"""Check a config before a run starts and before anything is written."""
 
 from __future__ import annotations
 
@@ -51,29 +51,33 @@ OPS_TYPES = re.compile(
 )
 OPS_WORDS = re.compile(r'mmcv[._]ops|mmcv\._ext|for \w+ ops')
 DATALOADER_EXTRAS = {'num_batch_per_epoch'}
-ANYTHING = '**'  # stands for arguments of any name
+ANYTHING = '**'  # in a set of argument names: any name
 PREFETCHING = tuple(getattr(loops, name) for name in loops.__all__)
-# Arguments that the Runner fills in, whatever the config says.
+# Arguments that the Runner passes itself; a config does not set them.
 PROVIDED = {'runner', 'dataloader', 'evaluator', 'self', 'filename', 'optimizer'}
 
 
 def preflight(cfg: Config, test: bool = False) -> None:
-    """Build what can be built without side effects; raise on the first thing that cannot.
+    """Build the parts of a run without side effects; raise for the first that fails.
 
-    Builds every data set that the run uses and fetches one sample of each; builds the
-    model and the optimizer, compares the labels of the training sample with the heads, and takes
-    each sample through the model if it is one of ours;
-    resolves the types and checks the keys of everything else; compares a checkpoint with the
-    model. mmengine's own messages come through unchanged.
+    ::
+
+        data sets            built, and one sample of each is loaded
+        model, optimizer     built; a model of mmtempo also processes each sample
+        labels               compared with the heads of the model
+        checkpoint           compared with the model
+        all other parts      types are looked up, keys compared with their arguments
+
+    Errors of mmengine are not changed.
 
     Args:
-        cfg: The config, complete.
-        test: Whether it is for testing rather than training. Defaults to False.
+        cfg: The config, complete; it is not changed.
+        test: Whether the config is for testing rather than training. Defaults to False.
     """
-    # What model and optimizer have to say, they say in the run, not twice.
+    # Model and optimizer log the same in the run; without this they would do so twice.
     if not MMLogger.check_instance_created('preflight'):
         MMLogger.get_instance('preflight', log_level='WARNING')
-    # Stock classes write into the dictionaries they are built from.
+    # Stock classes change the dictionaries that they are built from.
     cfg = copy.deepcopy(cfg)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
         samples = {
@@ -83,7 +87,7 @@ def preflight(cfg: Config, test: bool = False) -> None:
         for where, registry, part in _parts(cfg):
             _check_type(registry, part, where)
         model = _build_model(cfg.model)
-        # A strategy builds its optimizer in a way of its own.
+        # A strategy builds the optimizer differently.
         if not test and 'strategy' not in cfg:
             build_optim_wrapper(model, cfg.optim_wrapper)
         if not test:
@@ -98,21 +102,21 @@ def preflight(cfg: Config, test: bool = False) -> None:
 
 
 def _try_model(model: BEVSegmentor, sample: dict, split: str) -> None:
-    """Strides, channels, calibrations and sizes of labels fit, or the error says so now."""
+    """Run a model on a sample, so that sizes that do not fit raise before the run."""
     try:
         data = model.data_preprocessor(pseudo_collate([sample]))
         with torch.no_grad():
             model.eval()(**data, mode='loss' if split == 'train' else 'predict')
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f'a sample of {split}_dataloader.dataset does not pass through the model: {error}\n'
-            '  where sizes disagree, compare channels, stride and grid of backbone, view_transform '
+            f'the model fails on a sample of {split}_dataloader.dataset: {error}\n'
+            '  if sizes disagree, compare channels, stride and grid of backbone, view_transform '
             'and decode_head, and label_size of the data set'
         ) from error
 
 
 def _check_split(cfg: Config, split: str, optional: bool) -> Any:
-    """One sample of the split; None where there is no such split."""
+    """Check the loader, loop and evaluators of a split; return one sample, or None without them."""
     loader, loop = cfg.get(f'{split}_dataloader'), cfg.get(f'{split}_cfg')
     if loader is None and loop is None and optional:
         return None
@@ -130,14 +134,14 @@ def _check_split(cfg: Config, split: str, optional: bool) -> Any:
 
 def _check_workers(loader: Mapping, key: str, loop: Any) -> None:
     cls = LOOPS.get(loop) if isinstance(loop, str) else loop
-    # A prefetching loop chooses what is not given.
+    # A prefetching loop chooses num_workers where the config does not set it.
     prefetches = isinstance(cls, type) and issubclass(cls, PREFETCHING)
     workers = loader.get('num_workers', 'auto' if prefetches else 0)
     if prefetches and workers is None:
         workers = 'auto'
     if workers == 'auto' and not prefetches:
         raise ValueError(
-            f"{key}.num_workers='auto' is for prefetching loops, such as "
+            f"{key}.num_workers='auto' needs a prefetching loop such as "
             f'{PREFETCHING[0].__name__}, found {loop}; set a number'
         )
     if loader.get('persistent_workers') and not workers:
@@ -176,17 +180,18 @@ def _check_dataloader(loader: Mapping, key: str) -> Any:
 
 
 def _check_dataset(cfg: Mapping, key: str) -> Any:
+    """Build a data set and return its first sample."""
     where = f'{key} ({cfg.get("type")})'
     try:
         dataset = DATASETS.build(cfg)
         empty = len(dataset) == 0
     except FileNotFoundError as error:
-        # Stock data sets name the file only; the user needs the key.
+        # Errors of stock data sets name the file, but not the config key.
         raise FileNotFoundError(
             f'{error}\n  in {where}; set its folder with --cfg-options {key}.data_root=...'
         ) from error
     except ValueError as error:
-        # How mmengine's BaseDataset answers an empty list when it packs it.
+        # Error of numpy when mmengine's BaseDataset serializes an empty list.
         if 'need at least one array' not in str(error):
             raise
         empty = True
@@ -194,11 +199,11 @@ def _check_dataset(cfg: Mapping, key: str) -> Any:
         raise ValueError(
             f'{where} is empty; check its data_root ({cfg.get("data_root")!r}) and data_prefix'
         )
-    return dataset[0]  # the whole pipeline, once
+    return dataset[0]  # runs the whole pipeline
 
 
 def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
-    """What is built from a type, but only later: hooks, optimizer, schedulers, visualizer."""
+    """Yield key, registry and config of the parts that the Runner builds late or on demand."""
     for key, hook in (cfg.get('default_hooks') or {}).items():
         yield f'default_hooks.{key}', HOOKS, hook
     for i, hook in enumerate(cfg.get('custom_hooks') or []):
@@ -206,7 +211,7 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
     wrapper = cfg.get('optim_wrapper') or {}
     if wrapper.get('optimizer'):
         yield 'optim_wrapper.optimizer', OPTIMIZERS, wrapper['optimizer']
-        if 'constructor' not in wrapper:  # one of somebody else's may take more
+        if 'constructor' not in wrapper:  # a constructor may take more keys
             own = {key: wrapper[key] for key in set(wrapper) - {'optimizer', 'paramwise_cfg'}}
             yield 'optim_wrapper', OPTIM_WRAPPERS, {'type': 'OptimWrapper', **own}
     schedulers = cfg.get('param_scheduler') or []
@@ -218,16 +223,16 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
 
 
 def _check_type(registry: Registry, cfg: Any, where: str) -> None:
-    """The type exists, and takes the keys that are given."""
+    """Raise unless the type of a part exists and takes the keys that the config sets."""
     if not isinstance(cfg, dict):
-        return  # None switches a default off; an object is built already
+        return  # None disables a default part; an object needs no check
     cls = _class_of(registry, cfg)
     if cls is None:
-        registry.build(dict(cfg))  # raises mmengine's own message
+        registry.build(dict(cfg))  # raises the error of mmengine
         return
     parameters = _parameters(cls)
     if inspect.isclass(cls) and issubclass(cls, CheckpointHook):
-        # What it does not know itself it hands on, and finds out at the first save.
+        # It passes unknown arguments to save_checkpoint, which fails at the first save.
         parameters.discard(ANYTHING)
         parameters |= set(inspect.signature(Runner.save_checkpoint).parameters)
     if ANYTHING in parameters:
@@ -239,6 +244,7 @@ def _check_type(registry: Registry, cfg: Any, where: str) -> None:
 
 
 def _class_of(registry: Registry, cfg: Mapping) -> Any:
+    """Return the class that the type of a part stands for; None if it is not registered."""
     kind = cfg.get('type')
     # `get` alone does not look into the default scope.
     with registry.switch_scope_and_registry(cfg.get('_scope_')) as scoped:
@@ -246,12 +252,12 @@ def _class_of(registry: Registry, cfg: Mapping) -> Any:
 
 
 def _own_keys(cfg: Mapping) -> dict[str, Any]:
-    """What the class itself is given."""
+    """Return the keys that are passed to the constructor."""
     return {key: cfg[key] for key in cfg if key not in ('type', '_scope_', 'priority')}
 
 
 def _check_hooks(cfg: Config, model: torch.nn.Module) -> None:
-    """Parts of the model that hooks of ours name are there."""
+    """Let hooks of mmtempo check that the modules they name exist in the model."""
     for _, registry, part in _parts(cfg):
         if registry is HOOKS and isinstance(part, dict):
             cls = _class_of(registry, part)
@@ -260,10 +266,10 @@ def _check_hooks(cfg: Config, model: torch.nn.Module) -> None:
 
 
 def _parameters(cls: Any) -> set[str]:
-    """Names of what it takes; ANYTHING where it takes `**kwargs`.
+    """Return the names of the arguments of a class; with ANYTHING if it takes any `**kwargs`.
 
-    Ours, and mmengine's wrappers, hand them on to the class below; what others do with theirs is
-    not known.
+    Classes of mmtempo and mmengine's wrappers pass `**kwargs` to their base class, so its
+    arguments count as well. Other classes may do anything with them.
     """
     layers = [cls]
     if inspect.isclass(cls) and cls.__module__.startswith(
@@ -280,6 +286,7 @@ def _parameters(cls: Any) -> set[str]:
 
 
 def _build_model(model: dict) -> torch.nn.Module:
+    """Build the model; explain an error that missing operators of mmcv cause."""
     try:
         return MODELS.build(model)
     except Exception as error:
@@ -288,13 +295,13 @@ def _build_model(model: dict) -> torch.nn.Module:
             found = ', '.join(f'{k} {v}' for k, v in installed_versions().items())
             raise ImportError(
                 "this model needs mmcv's compiled operators, and the installed mmcv has none.\n"
-                f'  found:  {found}\n  mend:   {OPS_COMMAND}\n  it said: {text}'
+                f'  found:   {found}\n  install: {OPS_COMMAND}\n  error:   {text}'
             ) from error
         raise
 
 
 def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
-    """A checkpoint of another model would be loaded in silence, as far as names agree."""
+    """Raise if a checkpoint is of another model; loading it would only log a warning."""
     path = cfg.get('load_from')
     if cfg.get('resume') and path is None:
         path, _ = newest_of(cfg)
@@ -310,17 +317,19 @@ def _check_checkpoint(cfg: Config, model: torch.nn.Module, test: bool) -> None:
         return
     misfits = [k for k in wanted if k not in fits]
     raise ValueError(
-        f'checkpoint {path} is of another model: {len(fits)} of the {len(wanted)} tensors of this '
-        f'model are in it with the same shape; the first that is not: {misfits[0]}.\n'
-        'Name the config that it was trained with, or train anew without it'
-        + ('' if test else ' (without --resume, load_from takes what fits)')
+        f'checkpoint {path} is of another model: it contains {len(fits)} of the {len(wanted)} '
+        f'tensors of this model in the same shape; the first missing: {misfits[0]}.\n'
+        'Use the config that it was trained with, or train without it'
+        + ('' if test else ' (without --resume, load_from loads the tensors that fit)')
     )
 
 
 def _state_dict(path: str) -> Mapping[str, Any]:
-    """Tensors of a checkpoint, read lazily and without running anything in it."""
+    """Return the tensors of a checkpoint, mapped lazily and without executing any of its code."""
     checkpoint = load_from_local(path, 'cpu', mmap=is_zipfile(osp.expanduser(path)))
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, Mapping):
-        raise ValueError(f'checkpoint {path} has no state_dict')
+        raise ValueError(
+            f'checkpoint {path} has no state_dict; use a checkpoint that contains the weights'
+        )
     return {k.removeprefix('module.'): v for k, v in state.items() if hasattr(v, 'shape')}

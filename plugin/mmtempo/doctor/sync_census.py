@@ -1,11 +1,11 @@
-"""Counts and locates what makes the host wait for a device.
+"""Count and locate operations that make the host wait for a device.
 
-Where there is no device, one is imagined: whatever is computed lies on it, and what comes from
-the data loader or from Python numbers lies on the host. So a run on a CPU shows where the same
-run on a GPU would wait.
+On a machine without a device one is imagined: results of operations count as device tensors,
+data of the loader and Python numbers as host data. So a run on a CPU shows the synchronizations
+that the same run would have on a GPU.
 
-What cannot be told apart without a device: ``tensor.to(torch.device('cpu'))`` of a result, which
-may be a copy to the host or none at all; it is not counted. ``.cpu()`` and ``.to('cpu')`` are.
+Limitation: without a device, ``tensor.to(torch.device('cpu'))`` of a result may be a copy to the
+host or no copy at all, so it is not counted. ``.cpu()`` and ``.to('cpu')`` are.
 """
 
 from __future__ import annotations
@@ -46,8 +46,14 @@ TORCH = osp.dirname(torch.__file__) + osp.sep
 
 
 @dataclass(frozen=True)
-class Wait:
-    """One wait: what kind, by which operation, and the line of code outside of torch."""
+class HostSync:
+    """A synchronization of host and device.
+
+    Attributes:
+        kind: Why the host waits, for example 'scalar read'.
+        operation: Name of the operation.
+        where: File and line of the innermost call outside of torch.
+    """
 
     kind: str
     operation: str
@@ -55,21 +61,23 @@ class Wait:
 
 
 class SyncCensus:
-    """Context manager that counts waits on this thread.
+    """Context manager that records the synchronizations of this thread.
 
     Example::
 
-        with WaitCensus() as census:
+        with SyncCensus() as census:
             census.mark_on_host(batch)
             train_step(batch)
         print(census.table())
 
-    Where CUDA is there, `synchronised` lists what its own debug mode reports as well.
+    Attributes:
+        host_syncs: Synchronizations that were seen at operators and calls.
+        reported_by_cuda: Synchronizations that CUDA's debug mode reported; empty without CUDA.
     """
 
     def __init__(self) -> None:
-        self.waits: list[Wait] = []
-        self.synchronised: list[Wait] = []
+        self.host_syncs: list[HostSync] = []
+        self.reported_by_cuda: list[HostSync] = []
         self._imagined = current_device_index() is None
         self._reports = torch.cuda.is_available()
         self._host = WeakIdKeyDictionary()
@@ -93,37 +101,44 @@ class SyncCensus:
         if self._reports:
             torch.cuda.set_sync_debug_mode('default')
             self._warnings.__exit__(*error)
-            self.synchronised += [
-                Wait('synchronises CUDA', 'by its debug mode', f'{found.filename}:{found.lineno}')
-                for found in self._caught
-                if 'synchroniz' in str(found.message)
+            self.reported_by_cuda += [
+                HostSync('CUDA debug mode', 'synchronizes', f'{warning.filename}:{warning.lineno}')
+                for warning in self._caught
+                if 'synchroniz' in str(warning.message)
             ]
 
-    def table(self) -> list[tuple[Wait, int]]:
-        """Each wait and how often, the most frequent first."""
-        return Counter([*self.waits, *self.synchronised]).most_common()
+    @property
+    def waits(self) -> list[HostSync]:
+        """Former name of `host_syncs`; kept until 0.2."""
+        return self.host_syncs
+
+    def table(self) -> list[tuple[HostSync, int]]:
+        """Return each synchronization and its count, the most frequent first."""
+        return Counter([*self.host_syncs, *self.reported_by_cuda]).most_common()
 
     def mark_on_host(self, data: Any) -> None:
-        """Declare tensors, however nested, to be on the host."""
+        """Declare the tensors in nested data to be on the host."""
         for leaf in tree_leaves(data):
             if isinstance(leaf, torch.Tensor):
                 self._host[leaf] = True
-            elif isinstance(leaf, list):  # of a class of its own, with what it is stacked of
+            elif isinstance(leaf, list):  # a subclass of list that may hold a stacked tensor
                 self.mark_on_host([list(leaf), dict(getattr(leaf, 'stacked', {}))])
-            elif hasattr(leaf, 'values') and callable(leaf.values):  # mmengine's data elements
+            elif hasattr(leaf, 'values') and callable(leaf.values):  # data elements of mmengine
                 self.mark_on_host(list(leaf.values()))
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is on the host, or would be with a device."""
         return tensor in self._host if self._imagined else tensor.device.type == 'cpu'
 
     def record(self, kind: str, operation: str) -> None:
+        """Record a synchronization at the current line."""
         where = _where()
-        # Optimizers keep their step count on the host; an imagined device cannot know.
+        # Optimizers keep their step count on the host, which an imagined device cannot show.
         if not self._paused and not (self._imagined and where == 'host'):
-            self.waits.append(Wait(kind, operation, where))
+            self.host_syncs.append(HostSync(kind, operation, where))
 
     def without_counting(self, work: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Run what has been counted already as a whole."""
+        """Call a function whose synchronization is recorded already, without counting again."""
         before, self._paused = self._paused, True
         try:
             return work(*args, **kwargs)
@@ -132,7 +147,7 @@ class SyncCensus:
 
 
 def _where() -> str:
-    """The innermost line outside of torch; 'host' for what torch reads on the host itself."""
+    """Return the innermost line outside of torch; 'host' for a step count read by torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = frame.f_code.co_filename
@@ -145,7 +160,7 @@ def _where() -> str:
 
 
 class _Operators(TorchDispatchMode):
-    """What is seen at the operators: results that are Python numbers, or shapes from values."""
+    """Observer of operators, which sees results that are Python numbers and shapes from values."""
 
     def __init__(self, census: SyncCensus) -> None:
         super().__init__()
@@ -155,13 +170,13 @@ class _Operators(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         on_host = bool(tensors) and all(self.census.is_on_host(tensor) for tensor in tensors)
         if not on_host:
-            self._look_at(func, args, kwargs or {})
+            self._record(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if on_host:
             self.census.mark_on_host(result)
         return result
 
-    def _look_at(self, func: Any, args: Any, kwargs: dict) -> None:
+    def _record(self, func: Any, args: Any, kwargs: dict) -> None:
         name = func.name().split('::')[1].split('.')[0]
         if name in SCALAR_READS:
             self.census.record('scalar read', name.strip('_'))
@@ -178,7 +193,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """What is seen only where it is called: copies, and indices made from lists."""
+    """Observer of calls, which sees copies and indices made from lists."""
 
     def __init__(self, census: SyncCensus) -> None:
         super().__init__()
@@ -209,7 +224,7 @@ class _Calls(TorchFunctionMode):
         return result
 
     def _move(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A move that is none, because the device is imagined."""
+        """Call a function that moves a tensor, which does nothing on an imagined device."""
         census = self.census
         tensor, target = args[0], kwargs.get('device', args[1] if len(args) > 1 else None)
         if isinstance(target, torch.Tensor):
@@ -232,6 +247,6 @@ class _Calls(TorchFunctionMode):
 
 
 def _has_list(index: Any) -> bool:
-    """Whether an index has to be made into a tensor, and copied, before it can be used."""
+    """Return whether an index must be converted to a tensor and copied to the device."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, (list, np.ndarray)) for part in parts)

@@ -1,4 +1,4 @@
-"""Runs a few iterations of a config and says where the host waits for the device."""
+"""Run a few iterations of a config and report where the host waits for the device."""
 
 from __future__ import annotations
 
@@ -20,62 +20,74 @@ from mmengine.runner import EpochBasedTrainLoop
 from rich.console import Console
 from rich.table import Table
 
-from mmtempo.cli.config import LaunchError, build_runner, has_accelerator
+from mmtempo.cli.run import LaunchError
+from mmtempo.cli.runner import build_runner, has_accelerator
 from mmtempo.hooks.sparse_logger_hook import SparseLoggerHook
 from mmtempo.logging.log_points import writes_line
 from mmtempo.monitor.training_monitor import end_monitored
 from mmtempo.policies.drop_in import optim_wrapper_class, stock, zero_wait
 
-from .sync_census import SyncCensus, Wait
+from .sync_census import HostSync, SyncCensus
 
 
 @dataclass
-class WaitReport:
-    """Waits of some iterations, all hooks included, without what the loader does."""
+class SyncReport:
+    """Synchronizations of some iterations, with all hooks and without the data loader.
+
+    Attributes:
+        iterations: Number of iterations.
+        host_syncs: Each synchronization and its count.
+        with_lines: Whether each of the iterations writes a log line.
+    """
 
     iterations: int
-    waits: list[tuple[Wait, int]]
+    host_syncs: list[tuple[HostSync, int]]
     with_lines: bool = False
 
     @property
     def per_iteration(self) -> float:
-        return sum(count for _, count in self.waits) / self.iterations
+        return sum(count for _, count in self.host_syncs) / self.iterations
 
     def show(self, console: Console) -> None:
-        """Print each wait with its place, the most frequent first."""
+        """Print each synchronization with its line of code, the most frequent first."""
         _print_table(console, {'an iteration': self})
-        _say(console, f'{self.per_iteration:g} waits an iteration, over {self.iterations}', self)
+        sums = f'{self.per_iteration:g} per iteration'
+        _print_sums(console, sums, f'{self.iterations}', self)
 
 
 @dataclass
-class WaitComparison:
-    """Waits of one config with stock parts, and with mmtempo's."""
+class SyncComparison:
+    """Synchronizations of one config with stock parts, and with those of mmtempo.
 
-    stock: WaitReport
-    mmtempo: WaitReport
+    Attributes:
+        stock: Report with stock parts.
+        mmtempo: Report with parts of mmtempo.
+        note: Difference between the config and what was run, for the reader.
+    """
+
+    stock: SyncReport
+    mmtempo: SyncReport
     note: str = ''
 
     def show(self, console: Console) -> None:
-        """Print each wait once, with how often in either; their sums are the last line."""
+        """Print each synchronization with both counts per iteration; the last line has the sums."""
         _print_table(console, {'stock': self.stock, 'mmtempo': self.mmtempo})
         if self.note:
             console.print(self.note, highlight=False)
         over = sorted({self.stock.iterations, self.mmtempo.iterations})
-        _say(
-            console,
-            f'{self.stock.per_iteration:g} waits an iteration with stock parts, '
-            f"{self.mmtempo.per_iteration:g} with mmtempo's, over {' and '.join(map(str, over))}",
-            self.stock,
-            self.mmtempo,
+        sums = (
+            f'{self.stock.per_iteration:g} per iteration with stock parts, '
+            f'{self.mmtempo.per_iteration:g} with mmtempo'
         )
+        _print_sums(console, sums, ' and '.join(map(str, over)), self.stock, self.mmtempo)
 
 
-def _print_table(console: Console, columns: dict[str, WaitReport]) -> None:
-    """A row for each wait, with its count an iteration in each of the reports."""
-    counts: dict[Wait, list[float]] = {}
+def _print_table(console: Console, columns: dict[str, SyncReport]) -> None:
+    """Print a row for each synchronization, with its count per iteration in each report."""
+    counts: dict[HostSync, list[float]] = {}
     for index, report in enumerate(columns.values()):
-        for wait, count in report.waits:
-            row = counts.setdefault(wait, [0.0] * len(columns))
+        for host_sync, count in report.host_syncs:
+            row = counts.setdefault(host_sync, [0.0] * len(columns))
             row[index] = count / report.iterations
     if not counts:
         return
@@ -84,41 +96,42 @@ def _print_table(console: Console, columns: dict[str, WaitReport]) -> None:
         table.add_column(name, justify='right')
     for name in ('kind', 'operation'):
         table.add_column(name)
-    # A place that is cut cannot be opened.
+    # Folded instead of cut, so that the path can be opened.
     table.add_column('where', overflow='fold')
-    for wait, row in sorted(counts.items(), key=lambda item: item[1], reverse=True):
+    for host_sync, row in sorted(counts.items(), key=lambda item: item[1], reverse=True):
         numbers = [f'{count:g}' for count in row]
-        table.add_row(*numbers, wait.kind, wait.operation, _short(wait.where))
+        table.add_row(*numbers, host_sync.kind, host_sync.operation, _short(host_sync.where))
     console.print(table)
 
 
-def _say(console: Console, sums: str, *reports: WaitReport) -> None:
+def _print_sums(console: Console, sums: str, over: str, *reports: SyncReport) -> None:
     included = any(report.with_lines for report in reports)
-    which = ', log lines included' if included else ' without log line or checkpoint'
-    console.print(f'{sums} iterations{which}', highlight=False)
+    which = 'with log lines' if included else 'without log line or checkpoint'
+    text = f'host-device synchronizations: {sums}, over {over} iterations {which}'
+    console.print(text, highlight=False)
 
 
 def _short(where: str) -> str:
-    """From the package on, where it is one; else from here."""
+    """Return a path from the package on, or relative to the current folder."""
     _, marker, inside = where.rpartition('site-packages' + osp.sep)
     return inside if marker else osp.relpath(where)
 
 
 class _Enough(Exception):
-    """Enough iterations have been seen."""
+    """Signal that enough iterations have been counted."""
 
 
 class _Open(Hook):
-    """Starts the census of an iteration; it has to be the first of the hooks."""
+    """Hook that starts the census of an iteration, so it must be the first hook."""
 
     def __init__(self, first: int, count: int) -> None:
         self.first, self.count = first, count
         self.seen = 0
-        self.waits: dict[Wait, int] = {}
+        self.host_syncs: dict[HostSync, int] = {}
         self.census: SyncCensus | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        # After the last one everything is read, and the weights are looked at.
+        # After the last iteration all scalars are read and the weights are checked.
         is_last = runner.iter + 1 == runner.max_iters
         if runner.iter >= self.first and not is_last and not _logs(runner, batch_idx):
             self.census = SyncCensus()
@@ -126,19 +139,23 @@ class _Open(Hook):
             self.census.mark_on_host(data_batch)
 
     def close(self) -> None:
+        """End the census of the iteration; raise _Enough after the last one."""
         if self.census is None:
             return
         census, self.census = self.census, None
         census.__exit__(None, None, None)
-        for wait, count in census.table():
-            self.waits[wait] = self.waits.get(wait, 0) + count
+        for host_sync, count in census.table():
+            self.host_syncs[host_sync] = self.host_syncs.get(host_sync, 0) + count
         self.seen += 1
         if self.seen == self.count:
             raise _Enough
 
 
 def _logs(runner: Any, batch_idx: int) -> bool:
-    """Whether a log line is written that is not in each iteration: what it reads is not either."""
+    """Return whether this iteration writes a log line while others do not.
+
+    Such an iteration is left out, because what the line reads is not read in each iteration.
+    """
     loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
     return not _always_logs(runner) and any(
         writes_line(hook, runner, batch_idx) for hook in loggers
@@ -146,9 +163,9 @@ def _logs(runner: Any, batch_idx: int) -> bool:
 
 
 def _always_logs(runner: Any) -> bool:
-    """Whether there is no iteration without a log line."""
+    """Return whether each iteration writes a log line."""
     loader = runner.train_dataloader
-    # An epoch of one iteration ends with each.
+    # In epochs of one iteration each iteration ends an epoch, which may log.
     ends = isinstance(runner.train_loop, EpochBasedTrainLoop) and len(loader) == 1
     return any(
         hook.interval == 1 or (ends and writes_line(hook, runner, 0))
@@ -158,7 +175,7 @@ def _always_logs(runner: Any) -> bool:
 
 
 class _Close(Hook):
-    """Ends the census; it has to be the last of the hooks."""
+    """Hook that ends the census of an iteration, so it must be the last hook."""
 
     def __init__(self, opened: _Open) -> None:
         self.opened = opened
@@ -168,15 +185,15 @@ class _Close(Hook):
 
 
 @contextmanager
-def _thrown_away() -> Iterator[str]:
-    """A folder for a run; what the run changes for the whole process is put back."""
+def _temporary_run() -> Iterator[str]:
+    """Yield a temporary folder for a run, then undo what the run changed in this process."""
     scopes = DefaultScope._instance_dict.copy()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             yield folder
         finally:
             DefaultScope._instance_dict = scopes
-            # Runners add the time to their name.
+            # A Runner adds the time to the name of its logger.
             ours = [name for name in MMLogger._instance_dict if osp.basename(folder) in name]
             for logger in map(MMLogger.get_instance, ours):
                 for handler in logger.handlers[:]:
@@ -186,39 +203,39 @@ def _thrown_away() -> Iterator[str]:
 
 
 def _build(cfg: Config, folder: str) -> Any:
-    """The config's run, in this folder, with nothing but training."""
+    """Build the Runner of a config for training only, in this folder."""
     cfg.work_dir = folder
     cfg.load_from, cfg.resume = None, False
     cfg.log_level = 'WARNING'
-    # Loggers, message hubs and visualizers outlive their run under their name; another
-    # run of that name would go on writing to this one's folder.
+    # Loggers, message hubs and visualizers outlive their run by name: under the same name,
+    # another run in this process would write to this folder.
     cfg.experiment_name = osp.basename(folder)
     cfg.visualizer = dict(type='Visualizer', name=osp.basename(folder))
-    # Neither is part of an iteration, and neither may end the run before it is seen.
+    # Evaluation is no part of an iteration, and may fail before the iterations are counted.
     for split in ('val', 'test'):
         for part in ('dataloader', 'cfg', 'evaluator'):
             cfg[f'{split}_{part}'] = None
     runner = build_runner(cfg)
-    # Checkpoints may be large, and go wherever the config says.
+    # Checkpoints may be large, and may be written outside of this folder.
     runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, CheckpointHook)]
     for hook in runner.hooks:
         if isinstance(hook, LoggerHook):
             hook.out_dir = None
         if isinstance(hook, SparseLoggerHook):
-            hook.progress = 'off'  # nobody would close the bar
+            hook.progress = 'off'  # a bar would stay open when the run is cut short
     return runner
 
 
-def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
-    """Train a little in a folder that is thrown away, and count.
+def count_host_syncs(cfg: Config, iterations: int, warm_up: int = 2) -> SyncReport:
+    """Train for a few iterations in a temporary folder, and count synchronizations.
 
     Args:
         cfg: The config, complete and checked; it is changed.
-        iterations: How many iterations to look at; the last one is left out, and those with a
-            log line, unless each has one.
-        warm_up: How many to let pass before. Defaults to 2.
+        iterations: Number of iterations to count. The last iteration of the training is left out,
+            and those with a log line, unless each iteration has one.
+        warm_up: Number of iterations before the first that is counted. Defaults to 2.
     """
-    with _thrown_away() as folder:
+    with _temporary_run() as folder:
         runner = _build(cfg, folder)
         opened = _Open(warm_up, iterations)
         runner._hooks = [opened, *runner.hooks, _Close(opened)]
@@ -231,15 +248,15 @@ def count_waits(cfg: Config, iterations: int, warm_up: int = 2) -> WaitReport:
                 opened.census.__exit__(None, None, None)
         if not opened.seen:
             raise LaunchError(
-                f'the run ended after {runner.iter} iterations, before one could be looked at; '
-                f'it takes more than {warm_up} without log line'
+                f'the run ended after {runner.iter} iterations, before one could be counted; '
+                f'train for more than {warm_up} iterations without log line'
             )
-        waits = sorted(opened.waits.items(), key=lambda item: -item[1])
-        return WaitReport(opened.seen, waits, _always_logs(runner))
+        host_syncs = sorted(opened.host_syncs.items(), key=lambda item: -item[1])
+        return SyncReport(opened.seen, host_syncs, _always_logs(runner))
 
 
-def without_gpu(cfg: Config) -> bool:
-    """Take float32 where mixed precision needs a device that is not there."""
+def replace_amp_without_gpu(cfg: Config) -> bool:
+    """Replace stock mixed precision by float32 on a machine without GPU; return whether it did."""
     if has_accelerator() or optim_wrapper_class(cfg) is not AmpOptimWrapper:
         return False
     cfg.optim_wrapper.type = 'OptimWrapper'
@@ -248,21 +265,23 @@ def without_gpu(cfg: Config) -> bool:
     return True
 
 
-def compare_waits(cfg: Config, iterations: int, keep: Collection[str] = ()) -> WaitComparison:
-    """Count the waits of a config with stock parts and with ours.
+def compare_host_syncs(cfg: Config, iterations: int, keep: Collection[str] = ()) -> SyncComparison:
+    """Count the synchronizations of a config with stock parts and with those of mmtempo.
 
     Args:
-        cfg: The config, complete and checked; it stays as it is.
-        iterations: How many iterations of each to look at.
-        keep: Keys that were set on purpose, see `zero_wait`. Defaults to ().
+        cfg: The config, complete and checked; it is not changed.
+        iterations: Number of iterations to count in each of the two runs.
+        keep: Keys that the user has set, see `zero_wait`. Defaults to ().
     """
     as_stock, as_ours = copy.deepcopy(cfg), copy.deepcopy(cfg)
     stock(as_stock)
     zero_wait(as_ours, keep=keep)
-    plain = {
-        'stock parts': without_gpu(as_stock),
-        "mmtempo's": without_gpu(as_ours),
+    in_float32 = {
+        'stock parts': replace_amp_without_gpu(as_stock),
+        'mmtempo': replace_amp_without_gpu(as_ours),
     }
-    which = ' and '.join(name for name, is_plain in plain.items() if is_plain)
-    note = f'with {which} in float32: AmpOptimWrapper needs a GPU' if which else ''
-    return WaitComparison(count_waits(as_stock, iterations), count_waits(as_ours, iterations), note)
+    which = ' and '.join(name for name, is_replaced in in_float32.items() if is_replaced)
+    note = f'{which}: run in float32, since AmpOptimWrapper needs a GPU' if which else ''
+    return SyncComparison(
+        count_host_syncs(as_stock, iterations), count_host_syncs(as_ours, iterations), note
+    )

@@ -1,4 +1,4 @@
-"""Changes a config, key by key, and keeps account of it."""
+"""Change a config key by key, and record the changes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from mmengine.config import Config
 
-from .drop_in import ConfigChange
+from .drop_in import KEPT, ConfigChange
 
 _MISSING = object()
 
 
 class Editor:
-    """Sets keys of a config, but for those that somebody has set on purpose.
+    """Setter of config keys that leaves the user's --cfg-options as they are.
 
     Args:
-        cfg: Is changed in place.
-        keep: Dotted keys, as of --cfg-options, that stay what they are.
+        cfg: The config; it is changed in place.
+        keep: Dotted keys, as of --cfg-options, that are not changed. Defaults to ().
     """
 
     def __init__(self, cfg: Config, keep: Collection[str] = ()) -> None:
@@ -25,7 +25,7 @@ class Editor:
         self.changes: list[ConfigChange] = []
 
     def get(self, key: str, default: Any = None) -> Any:
-        """What a dotted key says; numbers step into lists."""
+        """Return the value of a dotted key; numbers are indices of lists."""
         node: Any = self.cfg
         for part in key.split('.'):
             node = _child(node, part)
@@ -34,19 +34,19 @@ class Editor:
         return node
 
     def is_kept(self, key: str) -> bool:
-        """Whether the key, or one it lies in, or part of what it holds, is set on purpose."""
+        """Return whether a kept key is this key, contains it, or is contained in it."""
         return any(
-            one == key or key.startswith(f'{one}.') or one.startswith(f'{key}.')
-            for one in self._keep
+            kept == key or key.startswith(f'{kept}.') or kept.startswith(f'{key}.')
+            for kept in self._keep
         )
 
     def set(self, key: str, value: Any, why: str) -> None:
-        """Change it, and note that; one that is kept is noted as left alone."""
+        """Set a key and record the change; record a kept key as left alone."""
         before = self.get(key, _MISSING)
         if before is not _MISSING and before == value:
             return
         if self.is_kept(key):
-            self.leave(key, 'is kept as --cfg-options has it')
+            self.leave(key, KEPT)
             return
         *parents, last = key.split('.')
         node: Any = self.cfg
@@ -61,7 +61,7 @@ class Editor:
         self.changes.append(ConfigChange(key, shown, repr(value), why))
 
     def leave(self, key: str, why: str) -> None:
-        """Note that it stays, and why."""
+        """Record that a key is left alone, and why."""
         value = self.get(key)
         simple = value is not None and not isinstance(value, (Mapping, list, tuple))
         shown = repr(value) if simple else None
@@ -69,6 +69,7 @@ class Editor:
 
 
 def _child(node: Any, part: str) -> Any:
+    """Return an item of a dict or a list, or `_MISSING`."""
     if isinstance(node, (list, tuple)):
         return node[int(part)] if part.isdigit() and int(part) < len(node) else _MISSING
     if isinstance(node, (Config, Mapping)) and part in node:

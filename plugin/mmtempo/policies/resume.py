@@ -1,4 +1,4 @@
-"""Takes a checkpoint over into a training whose iterations have more or fewer samples."""
+"""Adapt a checkpoint to a training whose iterations have more or fewer samples."""
 
 from __future__ import annotations
 
@@ -9,67 +9,69 @@ from typing import Any
 from mmtempo.evaluation.owed_evaluation import OWED
 from mmtempo.loops.training_batches import PLACE, samples_of_iteration
 
-POLICY = 'tempo'
-# Of a parameter group: how a step is computed, which is the new training's business.
+from .policy import KEY
+
+# Keys of a parameter group that say how a step is computed: the new training decides them.
 FORMS = ('fused', 'foreach')
 
 
 def fit_to_policy(runner: Any, checkpoint: dict) -> None:
-    """Change a checkpoint, as it is loaded, so that a training by another policy goes on from it.
+    """Change a loaded checkpoint so that a training by another policy can resume from it.
 
     ::
 
-        iteration        where as many samples were seen
-        learning rate    what the new schedule has there
-        all else         weights, averages, the optimizer's moments: as they are
+        iteration        scaled, so that the samples seen stay the same
+        learning rate    the value of the new schedule at that iteration
+        all else         weights, averages, moments of the optimizer: unchanged
 
-    A training by no policy is left to stock's rules: it goes on at the same iteration, with the
-    rate and the schedule of the checkpoint.
+    A training without a policy follows stock's rules: it resumes at the same iteration, with the
+    learning rate and the schedules of the checkpoint.
 
     Args:
-        runner: Of the new training, about to take the checkpoint over.
-        checkpoint: What was loaded; it is changed.
+        runner: Runner of the new training, before it loads the checkpoint's state.
+        checkpoint: The loaded checkpoint; it is changed.
     """
-    policy = runner.cfg.get(POLICY)
+    policy = runner.cfg.get(KEY)
     infos = (checkpoint.get('message_hub') or {}).get('runtime_info') or {}
-    place = infos.get(PLACE)
-    if not policy or not isinstance(place, dict) or 'optimizer' not in checkpoint:
+    position = infos.get(PLACE)
+    if not policy or not isinstance(position, dict) or 'optimizer' not in checkpoint:
         return
-    groups = list(_groups(checkpoint['optimizer']))
-    own = _own_groups(runner)
-    for group, current in zip(groups, own):
-        group.update({form: current.get(form) for form in FORMS if form in current})
-    old, new = place.get('per_iteration'), samples_of_iteration(runner.train_loop)
-    if not old or not new or old == new or len(groups) != len(own):
+    saved_groups = list(_saved_groups(checkpoint['optimizer']))
+    groups = _groups_of(runner)
+    for saved, current in zip(saved_groups, groups):
+        saved.update({form: current.get(form) for form in FORMS if form in current})
+    old, new = position.get('per_iteration'), samples_of_iteration(runner.train_loop)
+    if not old or not new or old == new or len(saved_groups) != len(groups):
         return
+    change = f'samples per iteration: {old} -> {new}'
     if isinstance(runner.param_schedulers, dict):
         runner.logger.warning(
-            f'{old} -> {new} samples an iteration, and several optimizers: goes on at the same '
-            'iteration, with the learning rates and the schedules of the checkpoint'
+            f'{change}, with several optimizers; resuming at the same iteration, with the learning '
+            'rates and the schedules of the checkpoint'
         )
         return
     done = checkpoint['meta']['iter']
     iteration = done if policy.get('length') == 'iterations' else round(done * old / new)
-    infos[PLACE] = dict(place, iter=iteration)
+    infos[PLACE] = dict(position, iter=iteration)
     if infos.get(OWED) == done:
         infos[OWED] = iteration
     checkpoint['meta']['iter'] = iteration
     values, states = _schedule_at(runner, iteration, checkpoint['meta']['epoch'])
-    for group, value in zip(groups, values):
-        group.update(value)
+    for saved, value in zip(saved_groups, values):
+        saved.update(value)
     if 'param_schedulers' in checkpoint:
         checkpoint['param_schedulers'] = states
-    where = f'behind iteration {iteration} instead of {done}, where as many samples were seen'
+    where = f'after iteration {iteration} instead of {done}, with the same number of samples seen'
     if iteration == done:
-        where = f'at the same iteration ({POLICY}.length=iterations)'
+        where = f'at the same iteration ({KEY}.length=iterations)'
     runner.logger.info(
-        f'{old} -> {new} samples an iteration: goes on {where}, with the learning rate that the '
-        f'schedule of the policy {policy.get("policy")!r} has there'
+        f'{change}; resuming {where}, with the learning rate of the schedule of the policy '
+        f'{policy.get("policy")!r}'
     )
 
 
-def _groups(state: Mapping) -> Iterator[dict]:
-    """Parameter groups of an optimizer's state, in the order of a wrapper's."""
+def _saved_groups(state: Mapping) -> Iterator[dict]:
+    """Yield the parameter groups of a saved optimizer, in the order of those of a wrapper."""
     yield from state['param_groups']
     base = state.get('base_param_settings')
     if base is not None:
@@ -77,53 +79,58 @@ def _groups(state: Mapping) -> Iterator[dict]:
 
 
 def _schedule_at(runner: Any, iteration: int, epochs: int) -> tuple[list[dict], list[dict]]:
-    """What schedules make of each parameter group at an iteration, and their states there.
+    """Return the scheduled values of each parameter group, and the states of the schedulers.
 
-    Schedules of mmengine go from one step to the next, so copies of them are led there, on groups
-    of which each stands for all that are scheduled alike.
+    A scheduler of mmengine computes each value from the previous one. So copies of the schedulers
+    are stepped to the iteration, on one stand-in for all groups that are scheduled alike.
+
+    Args:
+        runner: Runner of the new training.
+        iteration: Steps of the schedulers that count iterations.
+        epochs: Steps of the schedulers that count epochs.
     """
-    own = [{key: one[key] for key in one if key != 'params'} for one in _own_groups(runner)]
-    kinds = [(group.get('initial_lr'), group['lr']) for group in own]
-    led_groups = {kind: dict(group) for kind, group in zip(kinds, own)}
-    optimizer = _Groups(list(led_groups.values()))
+    groups = [{key: group[key] for key in group if key != 'params'} for group in _groups_of(runner)]
+    kinds = [(group.get('initial_lr'), group['lr']) for group in groups]
+    stepped_groups = {kind: dict(group) for kind, group in zip(kinds, groups)}
+    optimizer = _GroupsOnly(list(stepped_groups.values()))
     schedulers = runner.param_schedulers or []
-    led = [_led(one, optimizer) for one in schedulers]
+    stepped = [_copy_for(optimizer, scheduler) for scheduler in schedulers]
     for step in range(max(iteration, epochs)):
-        for scheduler in led:
+        for scheduler in stepped:
             if step < (epochs if scheduler.by_epoch else iteration):
                 scheduler.step()
-    names = {scheduler.param_name for scheduler in led} | {'lr', 'initial_lr'}
+    names = {scheduler.param_name for scheduler in stepped} | {'lr', 'initial_lr'}
     values = [
-        {name: led_groups[kind][name] for name in names if name in led_groups[kind]}
+        {name: stepped_groups[kind][name] for name in names if name in stepped_groups[kind]}
         for kind in kinds
     ]
     states = [
         dict(
-            one.state_dict(),
+            scheduler.state_dict(),
             last_step=other.last_step,
             _global_step=other._global_step,
-            _last_value=[value[one.param_name] for value in values],
+            _last_value=[value[scheduler.param_name] for value in values],
         )
-        for one, other in zip(schedulers, led)
+        for scheduler, other in zip(schedulers, stepped)
     ]
     return values, states
 
 
-class _Groups:
-    """What a schedule needs of an optimizer."""
+class _GroupsOnly:
+    """Stand-in for an optimizer with the attributes that a scheduler uses."""
 
     def __init__(self, groups: list[dict]) -> None:
         self.param_groups = groups
         self._global_step = 0
 
     def step(self) -> None:
-        """It is asked whether this was called before a schedule was."""
+        """Do nothing; a scheduler warns unless `step` counts its calls."""
 
     step._with_counter = True  # type: ignore[attr-defined]
 
 
-def _led(scheduler: Any, optimizer: _Groups) -> Any:
-    """A copy, as new as the scheduler is, of other groups."""
+def _copy_for(optimizer: _GroupsOnly, scheduler: Any) -> Any:
+    """Return a copy of a scheduler that has not been stepped, for the groups of `optimizer`."""
     other = copy.copy(scheduler)
     other.optimizer = optimizer
     name = scheduler.param_name
@@ -133,5 +140,5 @@ def _led(scheduler: Any, optimizer: _Groups) -> Any:
     return other
 
 
-def _own_groups(runner: Any) -> list[dict]:
+def _groups_of(runner: Any) -> list[dict]:
     return list(runner.optim_wrapper.param_groups)

@@ -1,4 +1,4 @@
-"""Keeps a schedule's shape in samples, where an iteration has more or fewer of them."""
+"""Rescale schedules that count iterations, so that they keep their shape in samples."""
 
 from __future__ import annotations
 
@@ -15,37 +15,42 @@ LENGTHS = ('step_size',)
 
 @dataclass(frozen=True)
 class Rescaling:
-    """From iterations of the old training to those of the new one.
+    """Conversion from iterations of the old training to those of the new one.
 
     Warm-up keeps its iterations: it lets the optimizer's averages settle, which takes updates
-    and not samples. What comes behind it is scaled.
+    and not samples. What follows it is scaled.
 
     Attributes:
         ratio: New iterations for an old one.
-        warm_up: Iterations of it.
+        warm_up: Iterations of the warm-up.
     """
 
     ratio: float
     warm_up: int = 0
 
     def point(self, iteration: int) -> int:
-        """Where a moment of the old training lies in the new one."""
+        """Return the iteration of the new training that corresponds to one of the old."""
         if iteration <= self.warm_up:
             return iteration
         return max(self.warm_up + 1, round(iteration * self.ratio))
 
     def length(self, iterations: int) -> int:
-        """Of what comes again and again."""
+        """Return the new length of an interval."""
         return max(1, round(iterations * self.ratio))
 
     def end(self, iteration: int) -> int:
-        """Of the training: so that no sample is left out."""
+        """Return the new last iteration, rounded up so that no sample is left out."""
         whole = -int(-iteration * self.ratio // 1)
         return max(self.warm_up + 1, whole)
 
 
 def schedulers_of(value: Any, key: str = 'param_scheduler') -> Iterator[tuple[str, Mapping]]:
-    """Each scheduler's config and its key: of one, of a list, or of several optimizers."""
+    """Yield the key and the config of each scheduler.
+
+    Args:
+        value: One scheduler, a list of them, or a dict of these by optimizer.
+        key: Key of `value` in the config. Defaults to 'param_scheduler'.
+    """
     if isinstance(value, Mapping) and 'type' in value:
         yield key, value
     elif isinstance(value, Mapping):
@@ -57,11 +62,11 @@ def schedulers_of(value: Any, key: str = 'param_scheduler') -> Iterator[tuple[st
 
 
 def warm_up_of(schedulers: Any, last: int) -> int:
-    """Iterations until all warm-ups have ended; 0 where there is none.
+    """Return the iterations until all warm-ups have ended; 0 where there is none.
 
     Args:
         schedulers: The config's `param_scheduler`.
-        last: The training's last iteration: what lasts as long is no warm-up.
+        last: Last iteration of the training. A schedule that lasts as long is no warm-up.
     """
     ends = [
         scheduler.get('end', last)
@@ -74,7 +79,7 @@ def warm_up_of(schedulers: Any, last: int) -> int:
 
 
 def rescale_schedulers(editor: Editor, by: Rescaling, why: str) -> None:
-    """Change those that count iterations; epochs are as many samples as before."""
+    """Rescale the schedulers that count iterations; an epoch has the same samples as before."""
     for key, scheduler in list(schedulers_of(editor.get('param_scheduler'))):
         if not _is_by_iteration(scheduler):
             continue
@@ -83,21 +88,22 @@ def rescale_schedulers(editor: Editor, by: Rescaling, why: str) -> None:
 
 
 def _rescaled(scheduler: Mapping, by: Rescaling) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return the arguments of a scheduler that change."""
+    changed: dict[str, Any] = {}
     begin = scheduler.get('begin', 0)
     for name in POINTS:
         if isinstance(scheduler.get(name), int):
-            found[name] = by.point(scheduler[name])
+            changed[name] = by.point(scheduler[name])
     if isinstance(scheduler.get('T_max'), int):
-        found['T_max'] = max(1, by.point(begin + scheduler['T_max']) - by.point(begin))
+        changed['T_max'] = max(1, by.point(begin + scheduler['T_max']) - by.point(begin))
     for name in LENGTHS:
         if isinstance(scheduler.get(name), int):
-            found[name] = by.length(scheduler[name])
+            changed[name] = by.length(scheduler[name])
     if 'milestones' in scheduler:
-        found['milestones'] = [by.point(one) for one in scheduler['milestones']]
+        changed['milestones'] = [by.point(point) for point in scheduler['milestones']]
     if 'periods' in scheduler:
-        found['periods'] = [by.length(one) for one in scheduler['periods']]
-    return found
+        changed['periods'] = [by.length(period) for period in scheduler['periods']]
+    return changed
 
 
 def _is_by_iteration(scheduler: Mapping) -> bool:
@@ -105,6 +111,7 @@ def _is_by_iteration(scheduler: Mapping) -> bool:
 
 
 def _name(scheduler: Mapping) -> str:
+    """Return the class name of a scheduler, with `LR` in place of `ParamScheduler`."""
     kind = scheduler['type']
     name = kind if isinstance(kind, str) else kind.__name__
     return name.rpartition('.')[2].replace('ParamScheduler', 'LR')

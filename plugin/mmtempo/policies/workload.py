@@ -1,4 +1,4 @@
-"""How many samples an update and an iteration of a training take."""
+"""Samples that an update and an iteration of a training take."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 from mmengine.config import Config
 
+from mmtempo.utils.checks import is_whole
+
 
 @dataclass(frozen=True)
 class Workload:
-    """Samples of a training, on each of its processes.
+    """Samples that one process of a training takes.
 
     Attributes:
-        batch: Samples the loader gives at once; None where the config does not say.
-        accumulation: Batches to an update.
-        counts_updates: Whether an iteration is an update, or a batch as stock has it.
+        batch: Samples of a batch; None where the config does not set it.
+        accumulation: Batches of an update.
+        counts_updates: Whether an iteration is an update; in stock loops it is a batch.
     """
 
     batch: int | None
@@ -25,25 +27,25 @@ class Workload:
 
     @classmethod
     def of(cls, cfg: Config) -> Workload:
-        """As the config describes it."""
+        """Return the workload that a config describes."""
         batch = (cfg.get('train_dataloader') or {}).get('batch_size')
         loop = cfg.get('train_cfg') or {}
         return cls(
-            batch if isinstance(batch, int) else None,
+            batch if is_whole(batch) else None,
             accumulation_of(cfg.get('optim_wrapper')),
             loop.get('count') == 'updates',
         )
 
     @property
-    def of_update(self) -> int | None:
+    def samples_per_update(self) -> int | None:
         return None if self.batch is None else self.batch * self.accumulation
 
     @property
-    def of_iteration(self) -> int | None:
-        return self.of_update if self.counts_updates else self.batch
+    def samples_per_iteration(self) -> int | None:
+        return self.samples_per_update if self.counts_updates else self.batch
 
 
 def accumulation_of(wrapper: Any) -> int:
-    """Batches to an update, of an optimizer wrapper's config."""
-    counts = wrapper.get('accumulative_counts', 1) if isinstance(wrapper, Mapping) else 1
-    return counts if isinstance(counts, int) and counts > 0 else 1
+    """Return the batches of an update, from the config of an optimizer wrapper."""
+    count = wrapper.get('accumulative_counts', 1) if isinstance(wrapper, Mapping) else 1
+    return count if is_whole(count) else 1

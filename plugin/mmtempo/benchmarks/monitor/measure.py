@@ -22,7 +22,7 @@ from rich.table import Table
 
 from mmtempo.benchmarks.harness import Report, Timing, add_columns
 from mmtempo.benchmarks.side_effects import measure_side_effects
-from mmtempo.doctor.sync_report import count_waits
+from mmtempo.doctor.sync_report import count_host_syncs
 from mmtempo.system.readings import MachineReadings
 from mmtempo.system.sampler import MachineSampler
 
@@ -195,7 +195,7 @@ def take_set(rounds: int, seed: int) -> list[Round]:
 def _synchronizations(timer: dict | None) -> float:
     """Return the synchronizations of an iteration with the device."""
     with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-') as folder:
-        return count_waits(_config(timer, folder), iterations=20).per_iteration
+        return count_host_syncs(_config(timer, folder), iterations=20).per_iteration
 
 
 def _add_cost(report: Report, sets: list[list[Round]]) -> None:
