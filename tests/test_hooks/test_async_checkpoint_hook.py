@@ -218,7 +218,7 @@ def test_on_busy_wait_saves_all(tmp_path: Path) -> None:
     runner = train(tmp_path, interval=1, save_best='acc')
     assert [f'work/iter_{i}.pth' in left_by(tmp_path) for i in range(1, 13)] == [True] * 12
     assert 'skipped' not in logged_lines(runner)
-    assert 'for the save before' in logged_lines(runner, 'INFO')
+    assert ', previous save ' in logged_lines(runner, 'INFO')
 
 
 @pytest.mark.usefixtures('slow_writer')
