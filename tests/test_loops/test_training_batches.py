@@ -59,6 +59,15 @@ def test_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(value, trained[key]), key
 
 
+def test_position_keeps_the_names_of_version_0_1(tmp_path: Path) -> None:
+    """Their checkpoints resume in the middle of an epoch only as long as no name changes."""
+    train(noisy(tmp_path, **{'default_hooks.checkpoint': dict(by_epoch=False, interval=15)}))
+    hub = torch.load(tmp_path / 'iter_15.pth', weights_only=False)['message_hub']
+    assert hub['runtime_info']['train_loader_place'] == dict(
+        epoch=0, batches=15, samples=45, processes=1, seed=3, iter=15, per_iteration=3
+    )
+
+
 def test_resume_after_stock_ignores_the_outdated_position(tmp_path: Path) -> None:
     """Stock's loop keeps the position that an earlier training has left in the message hub."""
     work, again = tmp_path / 'work', tmp_path / 'again'

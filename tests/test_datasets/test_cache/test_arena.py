@@ -237,6 +237,15 @@ def test_damaged_header_starts_an_empty_cache(stored: Caches, offset: int) -> No
     assert right_ones(cache, range(8)) == [*range(8)]
 
 
+def test_file_of_a_former_version_starts_an_empty_cache(stored: Caches) -> None:
+    damage(stored.path, 0, b'mmtempo1')
+    cache = stored()
+    assert len(stored.messages) == 1
+    assert 'not a sample cache of this version; starting with an empty' in stored.messages[0]
+    put_some(cache, range(8))
+    assert right_ones(stored(), range(8)) == [*range(8)]
+
+
 @pytest.mark.parametrize('size', [0, 20, 5000, 70_000])
 def test_truncated_file_starts_an_empty_cache(stored: Caches, size: int) -> None:
     os.truncate(stored.path, size)

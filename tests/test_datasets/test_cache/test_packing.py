@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
+from mmtempo.datasets.cache.arena import MAGIC
 from mmtempo.datasets.cache.packing import pack, unpack
 from tests.testing.trees import tensors
 
@@ -57,3 +60,10 @@ def test_tensors_are_writable_copies(name: str) -> None:
     assert torch.equal(found.nan_to_num(), tensor.nan_to_num())
     if found.numel():
         found.detach().zero_()  # a segmentation fault on read-only memory
+
+
+def test_moved_modules_need_a_new_version() -> None:
+    """A file of another version is replaced; one that names missing modules cannot be read."""
+    names = set(re.findall(rb'mmtempo[\w.]*', row_of(list(tensors().values()))))
+    version = MAGIC.to_bytes(8, 'little')
+    assert (version, names) == (b'mmtempo2', {b'mmtempo.datasets.cache.packing'})

@@ -18,7 +18,9 @@ from .counters import SIZE as COUNTERS_SIZE
 from .counters import ProcessCounters
 from .shared_file import SharedFile
 
-MAGIC = int.from_bytes(b'mmtempo1', 'little')
+# Its digit is the version of the records: pickles name modules of this package, so it must change
+# when those move; files of other versions are replaced.
+MAGIC = int.from_bytes(b'mmtempo2', 'little')
 _MASK = (1 << 64) - 1
 _FULL = 1
 _STOPPED = 2
