@@ -166,7 +166,8 @@ def test_weights_that_are_not_finite_are_never_saved(
 
 def test_bad_weights_at_the_end_fail_the_run(tmp_path: Path) -> None:
     with pytest.raises(
-        NonFiniteError, match='iteration 60: net.0.weight and 5 more of the model, after finite losses'
+        NonFiniteError,
+        match='iteration 60: net.0.weight and 5 more of the model, after finite losses',
     ):
         train(bad(tmp_path, **{'model.bad_gradient_at': (60,)}))
     assert checkpoints(tmp_path) == ['iter_20.pth', 'iter_40.pth']
