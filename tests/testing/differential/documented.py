@@ -119,7 +119,7 @@ DOCUMENTED: tuple[Entry, ...] = (
         arms=('stock', 'imported', 'ours'), leg='^loops>',
     ),
     Entry(
-        r'log\.(missing|warning)', 'WARNING Dataset _?Sliced',
+        r'log\.(missing|warning)', 'WARNING Dataset (_?Sliced|FirstSamples)',
         'the dataset of the first samples is a class of another name',
         arms=('loops',), when=lambda case: case['batches_per_epoch'] is not None,
         example=dict(loop='epoch', samples=12, batches_per_epoch=3),
@@ -166,7 +166,7 @@ DOCUMENTED: tuple[Entry, ...] = (
     ),
     Entry(
         r'log\.(missing|warning)',
-        'WARNING (Resumed iteration number|Iteration N is|Gradient accumulative|.*update)',
+        'WARNING (Resumed iteration number|optim_wrapper.accumulative|Gradient accumulative|.*update)',
         'SparseOptimWrapper words the warning about an incomplete update differently',
         when=lambda case: case['accumulate'] > 1,
         example=dict(accumulate=3), leg=RESUMED,
