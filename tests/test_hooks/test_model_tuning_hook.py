@@ -330,7 +330,9 @@ def test_wrong_module_names_are_errors_before_any_change(
 
 
 def test_wrong_compile_option_is_an_error() -> None:
-    with pytest.raises(ValueError, match="custom_hooks: ModelTuningHook.compile: expected keys .* found 'modes'"):
+    with pytest.raises(
+        ValueError, match="custom_hooks: ModelTuningHook.compile: expected keys .* found 'modes'"
+    ):
         ModelTuningHook(compile=dict(modes='default'))
 
 
