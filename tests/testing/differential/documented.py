@@ -166,7 +166,7 @@ DOCUMENTED: tuple[Entry, ...] = (
     ),
     Entry(
         r'log\.(missing|warning)',
-        'WARNING (Resumed iteration number|optim_wrapper.accumulative|Gradient accumulative|.*update)',
+        'WARNING (Resumed iteration number|optim_wrapper|Gradient accumulative|.*update)',
         'SparseOptimWrapper words the warning about an incomplete update differently',
         when=lambda case: case['accumulate'] > 1,
         example=dict(accumulate=3), leg=RESUMED,
