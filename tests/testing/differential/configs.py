@@ -16,7 +16,7 @@ from tests.testing.differential.meddlers import MEDDLERS
 # ours: our hooks and wrapper with stock's loops. loops: ours, and our loops.
 ARMS = ('stock', 'imported', 'ours', 'loops')
 LOOP_KEYS = ('train_cfg', 'val_cfg')
-BY_NAME['DiffAmpOptimWrapper'] = 'SparseAmpOptimWrapper'
+NAMES = {**BY_NAME, 'DiffAmpOptimWrapper': 'SparseAmpOptimWrapper'}
 
 WINDOWS: dict[str, list[dict]] = dict(
     some=[
@@ -87,7 +87,7 @@ def config_of(case: Case, arm: str, root: Path) -> Config:
 def _exchange(node: Any) -> None:
     """Replace the types of stock parts by ours, in place."""
     if isinstance(node, dict):
-        node['type'] = BY_NAME.get(node.get('type'), node.get('type'))
+        node['type'] = NAMES.get(node.get('type'), node.get('type'))
         if node['type'] is None:
             del node['type']
     for child in node.values() if isinstance(node, dict) else node or ():
