@@ -77,13 +77,13 @@ def _config(timer: dict | None, folder: str) -> Config:
     name = os.path.basename(folder)
     return Config(
         dict(
-            model=dict(type=_Small),
+            model=dict(type=f'{__name__}._Small'),  # 0.10.7 cannot print a config with classes
             work_dir=folder,
             experiment_name=name,
             train_dataloader=dict(
                 batch_size=2,
                 num_workers=0,
-                dataset=dict(type=_Points),
+                dataset=dict(type=f'{__name__}._Points'),
                 sampler=dict(type='InfiniteSampler', shuffle=True),
             ),
             optim_wrapper=dict(type='SparseOptimWrapper', optimizer=dict(type='SGD', lr=1e-3)),
