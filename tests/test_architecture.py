@@ -166,7 +166,7 @@ def test_the_map_of_the_package_names_files_that_exist() -> None:
     named = re.findall(r'`([\w/]+\.py)`', text)
     assert len(named) > 25
     assert [name for name in named if not (PACKAGE / name).is_file()] == []
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] not in '._'}
+    rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
     assert set(re.findall(r'^\|- (\w+)/', text, re.MULTILINE)) == rooms
 
 
