@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +22,9 @@ from mmtempo.device.host_copy import HostCopy
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.logging.nonfinite import NonFiniteError
 from tests.testing.checkpoints import At, hook_of, load, logged_lines
-from tests.testing.common import ROOT
 from tests.testing.saving import files, marked
 from tests.testing.toy import SPARSE, Counted, ToyModel, by_epoch, config, with_evaluation
-from tests.testing.two_ranks import free_port
+from tests.testing.two_ranks import run_code_on_ranks
 
 NAN, INF = float('nan'), float('inf')
 
@@ -433,25 +430,7 @@ os._exit(0)
 @pytest.mark.parametrize(('how', 'at'), [('save', 8), ('signal', 0)])
 def test_processes_end_together(how: str, at: int, tmp_path: Path) -> None:
     """Only the main process has copies, and only its weights are bad."""
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path), how],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=dict(
-                os.environ,
-                RANK=str(rank),
-                WORLD_SIZE='2',
-                MASTER_ADDR='127.0.0.1',
-                MASTER_PORT=str(port),
-            ),
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    outputs, _ = run_code_on_ranks(RANKS, tmp_path, how)
     ends = []
     for rank, output in enumerate(outputs):
         lines = [line for line in output.splitlines() if line.startswith(f'RANK {rank} ')]

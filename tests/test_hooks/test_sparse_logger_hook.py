@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import torch
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.runner import Runner
 from rich.console import Console
@@ -30,6 +29,7 @@ from mmtempo.logging.progress_bar import ProgressBar, close_bars
 from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.logging.scalar_rows import ScalarRows
 from tests.testing.common import ROOT, fill
+from tests.testing.slow_copy import SlowCopy
 from tests.testing.toy import (
     SPARSE,
     STOCK,
@@ -40,20 +40,6 @@ from tests.testing.toy import (
     train,
     with_evaluation,
 )
-
-
-class SlowCopy:
-    """A copy to the host that arrives when a test sets `arrived`."""
-
-    made: list[SlowCopy] = []
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.arrived, self.waited = tensor.clone(), False, False
-        self.made.append(self)
-
-    def values(self) -> list:
-        self.waited = not self.arrived
-        return self.tensor.tolist()
 
 
 class Late(Hook):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -21,9 +19,8 @@ from mmtempo.hooks.sparse_runtime_info_hook import SparseRuntimeInfoHook
 from mmtempo.logging.bounded_history import BoundedHistory
 from mmtempo.logging.nonfinite import NonFiniteError
 from mmtempo.logging.scalar_buffer import MOST_ROWS, ScalarBuffer
-from tests.testing.common import ROOT
 from tests.testing.toy import SPARSE, STOCK, by_epoch, config, logged, train, with_evaluation
-from tests.testing.two_ranks import free_port
+from tests.testing.two_ranks import run_code_on_ranks
 
 
 class Each(Hook):
@@ -312,25 +309,7 @@ os._exit(0)
 
 def test_all_processes_stop_together(tmp_path: Path) -> None:
     """Otherwise rank 0, whose loss is finite, would replace the good checkpoint."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=dict(
-                os.environ,
-                RANK=str(rank),
-                WORLD_SIZE='2',
-                MASTER_ADDR='127.0.0.1',
-                MASTER_PORT=str(port),
-            ),
-        )
-        for port in [free_port()]
-        for rank in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    outputs, _ = run_code_on_ranks(RANKS, tmp_path)
     assert 'RANK 0: Non-finite values at iteration 20: in another process' in outputs[0], outputs[0]
     assert 'RANK 1: Non-finite values at iteration 20: loss nan' in outputs[1], outputs[1]
     assert checkpoints(tmp_path) == ['iter_10.pth']

@@ -8,20 +8,7 @@ import torch
 
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.logging.scalar_rows import ScalarRows
-
-
-class SlowCopy:
-    """A copy that arrives on request and counts."""
-
-    made: list[SlowCopy] = []
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.arrived, self.waited = tensor.clone(), False, False
-        self.made.append(self)
-
-    def values(self) -> list:
-        self.waited = not self.arrived
-        return self.tensor.tolist()
+from tests.testing.slow_copy import SlowCopy
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +17,6 @@ from torch.utils.data import DataLoader
 import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
 from mmtempo.loaders import build_prefetch_dataloader
 from mmtempo.loops.evaluation_subset import EvaluationSubset, SubsetSampler, evaluations_until
-from tests.testing.common import ROOT
 from tests.testing.evaluated_training import (
     OFTEN,
     evaluated,
@@ -31,7 +27,7 @@ from tests.testing.evaluated_training import (
 )
 from tests.testing.noisy import noisy_epochs
 from tests.testing.toy import ToyDataset, train
-from tests.testing.two_ranks import free_port
+from tests.testing.two_ranks import run_code_on_ranks
 
 
 @pytest.mark.parametrize('stock', [False, True], ids=['sparse', 'stock'])
@@ -240,26 +236,8 @@ os._exit(0)
 
 def test_two_processes_share_the_samples(tmp_path: Path) -> None:
     """With nine samples, one comes twice, and is not counted twice."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', RANKS, str(tmp_path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=dict(
-                os.environ,
-                RANK=str(rank),
-                WORLD_SIZE='2',
-                MASTER_ADDR='127.0.0.1',
-                MASTER_PORT=str(port),
-            ),
-        )
-        for port in [free_port()]
-        for rank in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    outputs, codes = run_code_on_ranks(RANKS, tmp_path)
+    assert codes == [0, 0], outputs
     found = evaluations(tmp_path)
     assert kinds(tmp_path) == [(at, '9' if kind == '10' else kind) for at, kind in OFTEN]
     drawn = torch.randperm(40, generator=torch.Generator().manual_seed(3))[:9]

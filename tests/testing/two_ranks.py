@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from tests.testing import forks
+from tests.testing.common import ROOT
 from tests.testing.saving import through_tool
 
 
@@ -52,3 +55,32 @@ def both(children: list[forks.Child], code: int = 0) -> list[str]:
     codes, texts = [child.wait() for child in children], [child.text for child in children]
     assert codes == [code] * 2, '\n'.join(texts)
     return texts
+
+
+def run_code_on_ranks(code: str, *words: object) -> tuple[list[str], list[int]]:
+    """Run Python code as both processes; return their outputs and exit codes.
+
+    Args:
+        code: The code, which starts the process group.
+        words: Its arguments.
+    """
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', code, *map(str, words)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(
+                os.environ,
+                RANK=str(rank),
+                WORLD_SIZE='2',
+                MASTER_ADDR='127.0.0.1',
+                MASTER_PORT=str(port),
+            ),
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    return outputs, [process.returncode for process in processes]
