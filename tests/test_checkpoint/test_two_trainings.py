@@ -217,6 +217,8 @@ def evaluate(work: str) -> None:
 def test_evaluation_during_a_training_is_allowed(undisturbed: Path, tmp_path: Path) -> None:
     work = tmp_path / 'work'
     child = begun(work, tmp_path / 'log')
+    last = f'iter_{LAST - 6}.pth'  # before the iteration in which the training waits
+    child.until(lambda: marked(work).name == last and child, last)
     forks.run(evaluate, tmp_path / 'test', work=str(work))
     assert (work / NAME).exists()
     Path(f'{work}.go').touch()

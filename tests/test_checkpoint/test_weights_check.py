@@ -188,6 +188,10 @@ def test_bad_copy_of_a_best_checkpoint(tmp_path: Path) -> None:
             if runner.iter == 6:
                 spoil(runner)
 
+        def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+            if runner.iter == 6:
+                hook_of(runner)._saving._writer.wait()
+
     cfg = with_evaluation(saving(tmp_path, interval=5, save_best='seen', rule='greater'))
     cfg.train_cfg.val_interval = 3
     cfg.val_evaluator.type = 'Growing'
