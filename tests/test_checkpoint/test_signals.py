@@ -450,7 +450,7 @@ def test_processes_resume_from_the_same_file(undisturbed_ranks: Path, tmp_path: 
         os.truncate(work / name, 1000)
     texts = both(start_ranks(work, resume=True), code=1)
     assert 'ValueError: no checkpoint to resume from' in texts[0]
-    assert ''.join(texts).count('Traceback') == 1  # of the main process; the other one names it
+    assert 'no checkpoint to resume from' in texts[1]
 
 
 @pytest.mark.slow
