@@ -20,6 +20,15 @@ OURS = {
 }
 # The same by the bare name of the stock class.
 BY_NAME = {path.rpartition('.')[2]: ours for path, ours in OURS.items()}
+# The same for transforms: samples are equal to the bit with the same random numbers.
+TRANSFORMS = {
+    'mmcv.transforms.LoadImageFromFile': 'FastLoadImageFromFile',
+    'mmseg.datasets.transforms.LoadAnnotations': 'FastLoadAnnotations',
+    'mmseg.datasets.transforms.RandomCrop': 'FastRandomCrop',
+    'mmseg.datasets.transforms.RandomFlip': 'FastRandomFlip',
+    'mmseg.datasets.transforms.PhotoMetricDistortion': 'FastPhotoMetricDistortion',
+    'mmseg.datasets.transforms.PackSegInputs': 'FastPackSegInputs',
+}
 # Replaces each segmentation head that counts its accuracy by a mask.
 ACCURACY_HEAD = 'SparseAccuracyHead'
 # Hooks that mmengine adds where a config has no such key: stock class and arguments.

@@ -66,13 +66,19 @@ def tiny(family: str, roots: dict[str, str], work: Path) -> Config:
         cfg.model.test_cfg.update(crop_size=(SIZE, SIZE), stride=(SIZE, SIZE))
     cfg.train_cfg.update(max_iters=8, val_interval=8)
     cfg.work_dir, cfg.experiment_name = str(work), next_name()
-    cfg.launcher = 'none'
+    cfg.launcher, cfg.randomness = 'none', dict(seed=0)
     return cfg
 
 
-def train_by(policy: str, family: str, roots: dict[str, str], work: Path) -> None:
+def train_by(
+    policy: str,
+    family: str,
+    roots: dict[str, str],
+    work: Path,
+    options: dict[str, bool] | None = None,
+) -> None:
     cfg = tiny(family, roots, work)
-    apply_policy(cfg, load_policy(policy), {'train_dataloader.num_workers': 0})
+    apply_policy(cfg, load_policy(policy, options), {'train_dataloader.num_workers': 0})
     cfg.train_cfg.update(max_iters=4, val_interval=4)
     cfg.default_hooks.checkpoint.interval = 4
     cfg.default_hooks.logger.interval = 1
@@ -87,6 +93,18 @@ def train_by(policy: str, family: str, roots: dict[str, str], work: Path) -> Non
 @pytest.mark.parametrize('policy', QUICK)
 def test_pspnet_trains_by_a_policy(policy: str, roots: dict[str, str], tmp_path: Path) -> None:
     train_by(policy, 'PSPNet', roots, tmp_path)
+
+
+def test_weights_with_fast_transforms_equal_those_of_stock(
+    roots: dict[str, str], tmp_path: Path
+) -> None:
+    weights = []
+    for number in (0, 1):
+        work = tmp_path / str(number)
+        train_by('baseline', 'PSPNet', roots, work, {'tempo.data.fast_transforms': bool(number)})
+        weights.append(torch.load(work / 'iter_4.pth', weights_only=False)['state_dict'])
+    stock, ours = weights
+    assert all(torch.equal(stock[name], ours[name]) for name in stock)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ tempo = dict(
     accumulate=1,
     lr='linear',  # 2e-4 for 4 samples -> 3e-4 for 6
     length='samples',
+    data=dict(fast_transforms=False),
     amp=dict(loss_scale='dynamic'),  # float16 on a GPU; bfloat16 on a CPU, which needs no scale
     loader=dict(num_workers='auto', prefetch_factor=4, pin_memory=True, persistent_workers=True),
     fused=True,  # one kernel per update; overflows are handled on the device

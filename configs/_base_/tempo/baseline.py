@@ -5,6 +5,7 @@ tempo = dict(
     accumulate=1,  # batches per update
     lr='linear',  # scaling with the samples of an update; or 'sqrt', 'keep'
     length='samples',  # kept constant over the training; or 'iterations'
+    data=dict(fast_transforms=False),
     amp=None,
     loader=dict(num_workers='auto', prefetch_factor=2, pin_memory=True, persistent_workers=True),
     fused=False,

@@ -5,6 +5,7 @@ tempo = dict(
     accumulate=2,  # 2 x 4 equals a batch of 8, where 8 do not fit or run slowly
     lr='linear',  # for 8 samples
     length='samples',
+    data=dict(fast_transforms=False),
     amp=dict(loss_scale='dynamic'),
     loader=dict(num_workers='auto', prefetch_factor=4, pin_memory=True, persistent_workers=True),
     fused=True,  # one kernel per update

@@ -5,6 +5,7 @@ tempo = dict(
     accumulate=1,
     lr='linear',
     length='samples',
+    data=dict(fast_transforms=False),
     amp=dict(loss_scale='dynamic'),  # halves the activations that are kept
     loader=dict(num_workers='auto', prefetch_factor=2, pin_memory=True, persistent_workers=True),
     fused=True,  # the for-each form would copy all gradients

@@ -5,6 +5,7 @@ tempo = dict(
     accumulate=1,
     lr='linear',  # unchanged at this batch
     length='samples',
+    data=dict(fast_transforms=False),
     amp=dict(loss_scale='dynamic'),
     # Short iterations suffer most from a late batch, so workers prefetch far ahead.
     loader=dict(num_workers='auto', prefetch_factor=8, pin_memory=True, persistent_workers=True),

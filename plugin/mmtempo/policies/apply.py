@@ -17,6 +17,7 @@ from .drop_in import KEPT, PACKAGE, ConfigChange, class_of, optim_wrapper_class,
 from .editor import Editor
 from .policy import KEY, is_policy_key
 from .schedule import Rescaling, rescale_schedulers, warm_up_of
+from .transforms import exchange_transforms
 from .workload import Workload
 
 FUSED = ('Adam', 'AdamW', 'SGD', 'Adagrad')  # optimizers with a fused form in torch
@@ -51,6 +52,8 @@ def apply_policy(
     before = Workload.of(cfg)
     replaced = zero_wait(cfg, keep=options)
     cfg.merge_from_dict(dict(options))
+    if policy['data'].get('fast_transforms'):
+        replaced += exchange_transforms(cfg, keep=options)
     editor = Editor(cfg, options)
     _set_batch(editor, policy, before)
     after = Workload.of(cfg)

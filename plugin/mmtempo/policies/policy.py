@@ -18,6 +18,7 @@ LENGTHS = ('samples', 'iterations')
 LOADER = ('num_workers', 'prefetch_factor', 'pin_memory', 'persistent_workers')
 TUNE = ('channels_last', 'tf32', 'activation_checkpointing', 'compile')
 AMP = ('loss_scale', 'dtype')
+DATA = ('fast_transforms',)
 
 
 def _is_positive(value: Any) -> bool:
@@ -38,6 +39,12 @@ CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     'amp': (
         f'None, or a dict of {", ".join(AMP)}',
         lambda value: value is None or _has_only(AMP)(value),
+    ),
+    'data': (
+        f'a dict of {", ".join(DATA)}, which are True or False',
+        lambda value: (
+            _has_only(DATA)(value) and all(isinstance(item, bool) for item in value.values())
+        ),
     ),
     'loader': (f'a dict of {", ".join(LOADER)}', _has_only(LOADER)),
     'fused': ('True or False', lambda value: isinstance(value, bool)),
