@@ -24,22 +24,38 @@ def test_all_hooks_are_found() -> None:
     assert {'RunSummaryHook', 'BEVVisualizationHook', *REPLACES} <= set(OURS)
 
 
-@pytest.mark.parametrize('name', OURS)
-def test_lifecycle(name: str, tiny_cfg: Config) -> None:
-    tiny_cfg.default_hooks.pop('visualization')
-    tiny_cfg.custom_hooks = []
-    if name in REPLACES:
-        tiny_cfg.default_hooks[REPLACES[name]].type = name
-    else:
-        tiny_cfg.custom_hooks.append(dict(type=name))
-    Runner.from_cfg(tiny_cfg).train()
-    tiny_cfg.resume = True
-    tiny_cfg.experiment_name += '_resumed'
-    tiny_cfg.train_cfg.update(max_iters=6, val_interval=6)
-    runner = Runner.from_cfg(tiny_cfg)
+def build_train_resume_and_test(cfg: Config) -> None:
+    Runner.from_cfg(cfg).train()
+    cfg.resume = True
+    cfg.experiment_name += '_resumed'
+    cfg.train_cfg.update(max_iters=6, val_interval=6)
+    runner = Runner.from_cfg(cfg)
     runner.train()
     assert runner.iter == 6
     runner.test()
+
+
+def add(cfg: Config, name: str) -> None:
+    if name in REPLACES:
+        cfg.default_hooks[REPLACES[name]].type = name
+    else:
+        cfg.custom_hooks.append(dict(type=name))
+
+
+def test_all_hooks_together(tiny_cfg: Config) -> None:
+    tiny_cfg.custom_hooks = []
+    for name in OURS:
+        add(tiny_cfg, name)
+    build_train_resume_and_test(tiny_cfg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', OURS)
+def test_one_hook_among_stock_hooks(name: str, tiny_cfg: Config) -> None:
+    tiny_cfg.default_hooks.pop('visualization')
+    tiny_cfg.custom_hooks = []
+    add(tiny_cfg, name)
+    build_train_resume_and_test(tiny_cfg)
 
 
 @pytest.mark.parametrize('name', OURS)
