@@ -52,14 +52,6 @@ def test_several_changes_are_offered_together(count: int, is_offered: bool) -> N
     assert ('All changes together' in found) == is_offered
 
 
-def test_run_without_verdict_shows_its_stalls() -> None:
-    causes = dict(small=dict(seconds=1.0, count=3), large=dict(seconds=2.0, count=1))
-    found = text(overview.verdict(log(lost=dict(share=0.17, by_cause=causes))))
-    assert '17 % of the time was lost to stalls' in found
-    assert 'Main cause: large, 2.00 s in 1 iteration.' in found
-    assert 'No verdict was written' in text(overview.verdict(log()))
-
-
 def test_tiles_show_only_what_was_measured() -> None:
     assert overview.tiles(log()) is None
     found = text(overview.tiles(log(it_per_s=8.0, samples_per_s=32.0, cv=0.031, p50=0.125)))

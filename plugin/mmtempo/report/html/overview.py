@@ -42,7 +42,7 @@ def header(log: RunLog) -> Markup:
 
 def verdict(log: RunLog) -> Markup:
     """Return the verdict: headline, reasons, suggested overrides."""
-    found = log.summary.get('verdict') or _minimal_verdict(log)
+    found = log.summary.get('verdict') or {}
     changes = [change for change in found.get('change') or [] if change.get('override')]
     parts = [element('h2', found.get('headline') or 'No verdict was written', class_='headline')]
     if found.get('why'):
@@ -64,21 +64,6 @@ def _change(command: str, why: Any) -> Markup:
         element('p', why, class_='note') if why else None,
         class_='change',
     )
-
-
-def _minimal_verdict(log: RunLog) -> dict[str, Any]:
-    """Return a verdict from the stalls alone, for a run that was killed before it wrote one."""
-    lost = log.summary.get('lost') or {}
-    causes = lost.get('by_cause') or {}
-    why = []
-    if causes:
-        name = max(causes, key=lambda cause: number(causes[cause].get('seconds')) or 0)
-        seconds = duration(causes[name].get('seconds'))
-        count = iterations(causes[name].get('count'))
-        why.append(f'Main cause: {name}, {seconds} in {count}.')
-    if number(lost.get('share')) is None:
-        return dict(headline='No verdict was written', why=why)
-    return dict(headline=f'{percent(lost["share"])} of the time was lost to stalls', why=why)
 
 
 def tiles(log: RunLog) -> Markup | None:

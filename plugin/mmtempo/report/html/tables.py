@@ -104,8 +104,6 @@ def _device_seconds(found: dict[str, Any]) -> float | None:
 def stages(log: RunLog) -> Markup | None:
     """Return the time of the forward pass by module."""
     found = log.summary.get('stages') or {}
-    if 'stages' not in log.summary:
-        found = next(reversed(log.of_last_run(log.stages)), {})
     rows = [
         [
             element('code', stage.get('name', MISSING)),
@@ -127,8 +125,7 @@ def stages(log: RunLog) -> Markup | None:
 
 def stalls(log: RunLog) -> Markup | None:
     """Return the slow iterations that cost most."""
-    found = log.summary.get('stalls')
-    found = log.of_last_run(log.stalls) if found is None else found
+    found = log.summary.get('stalls') or []
     found = sorted(found, key=lambda line: -(number(line.get('lost')) or 0))[:ROWS]
     rows = [
         [
@@ -240,8 +237,6 @@ def ranks(log: RunLog) -> Markup | None:
 def warnings(log: RunLog) -> Markup | None:
     """Return the warnings of the last run."""
     found = log.summary.get('warnings')
-    if found is None:
-        found = [line.get('text') for line in log.of_last_run(log.warnings)]
     if not found:
         return None
     return element('ul', *(element('li', text) for text in found), class_='warnings')
