@@ -37,8 +37,7 @@ class CachedDataset:
     the pipeline still is such a view, it is copied.
 
     Workers and ranks share one copy, under fork and spawn. So do jobs of the same user on the same
-    node whose data and transforms are equal; the budget of the first one then applies. Policies
-    are described at `SharedSampleCache`: under shuffling 'keep' is optimal.
+    node whose data and transforms are equal; the budget of the first one then applies.
 
     NumPy arrays of the cache refuse writes, but torch has no read-only tensors: a transform that
     writes into `torch.from_numpy(array)` ends the process with a segmentation fault, rather than
@@ -63,7 +62,7 @@ class CachedDataset:
             number of transforms before the cache. Defaults to None: all up to the first random one.
         folder: A folder on a local disk, in which the cache survives a restart.
             Defaults to None: memory.
-        policy: 'keep' or 'lru'. Defaults to 'keep'.
+        policy: Only 'keep': no sample is evicted, see `SharedSampleCache`. Defaults to 'keep'.
         writable: Whether transforms after the cache write into their input; they get copies then.
             Defaults to False.
         lazy_init: Whether to wait for `full_init`. Defaults to False.
@@ -88,10 +87,13 @@ class CachedDataset:
                 'CachedDataset.dataset must be a BaseDataset of mmengine, or its config, found '
                 f'{type(dataset).__name__}; wrap CachedDataset with wrappers such as RepeatDataset'
             )
-        if policy not in ('keep', 'lru'):
-            raise ValueError(f"CachedDataset.policy must be 'keep' or 'lru', found {policy!r}")
+        if policy != 'keep':
+            raise ValueError(
+                f"CachedDataset.policy must be 'keep', found {policy!r}; remove the key: 'lru', "
+                'which never hits more often under shuffling or weighted draws, was removed'
+            )
         self.budget = parse_bytes(budget, 'CachedDataset.budget')
-        self.until, self.folder, self.policy, self.writable = until, folder, policy, writable
+        self.until, self.folder, self.writable = until, folder, writable
         self.dataset = dataset
         cache_point(dataset.pipeline.transforms, until)
         self._installed = False
@@ -134,7 +136,6 @@ class CachedDataset:
             self.budget,
             key=key,
             folder=None if undescribed else self.folder,
-            policy=self.policy,
             report=report,
             identity_of=current if is_stock else None,
         )

@@ -60,7 +60,6 @@ class CachedPipeline(Compose):
     ) -> None:
         super().__init__(list(transforms))
         self.count, self.cache, self.writable = count, cache, writable
-        self._gives_views = not writable and cache.policy == 'keep'
         self._identities = array.array('Q', bytes(8 * cache.samples))
 
     def __call__(self, data: dict) -> Any:
@@ -92,20 +91,20 @@ class CachedPipeline(Compose):
                 f'CachedDataset: output of {name_of(self.transforms[self.count - 1])} cannot be '
                 f'pickled ({error}); set until= to an earlier transform'
             ) from error
-        if self._gives_views:
+        if not self.writable:
             # Read-only as on a hit, so a transform that writes fails now and not in epoch 2.
             return _frozen(data)
         return data
 
     def _finish(self, sample: Any) -> Any:
-        if self._gives_views:
+        if not self.writable:
             _silence_torch()
         for transform in self.transforms[self.count :]:
             try:
                 sample = transform(sample)
             except Exception as error:
                 text = str(error).lower()
-                if not self._gives_views or isinstance(error, OSError):
+                if self.writable or isinstance(error, OSError):
                     raise
                 if 'read-only' not in text and 'readonly' not in text:
                     raise
@@ -116,7 +115,7 @@ class CachedPipeline(Compose):
                 ) from error
             if sample is None:
                 return None
-        return self._own(sample) if self._gives_views else sample
+        return sample if self.writable else self._own(sample)
 
     def _own(self, value: Any) -> Any:
         """Copy views of the cache in a sample, as the caller may write into it."""
