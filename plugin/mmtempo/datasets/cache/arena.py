@@ -13,8 +13,6 @@ from zlib_ng import zlib_ng
 
 from mmtempo.utils.units import counted, size
 
-from .counters import SIZE as COUNTERS_SIZE
-from .counters import ProcessCounters
 from .shared_file import SharedFile
 
 # Its digit is the version of the records: pickles name modules of this package, so it must change
@@ -28,11 +26,14 @@ _TOO_LARGE = 4
 # Words of the header. The first five never change, and the sixth is their checksum.
 _MAGIC, _SAMPLES, _ROOM, _KEY, _TOKEN, _CHECK = range(6)
 _SESSION, _USED, _LIMIT, _STATE, _BUDGET = range(8, 13)
-_COUNTERS = 4096
+# Hits and misses: one cache line for each process, chosen by its ID. Only processes whose IDs are
+# equal modulo this number share one; they lose a count where both add at the same moment.
+_COUNTERS, _PROCESSES = 4096, 256
+_HITS, _MISSES = range(2)
 # The number of samples whose files are checked for changes at the start.
 PROBED = 64
 # The entry of a sample is one cache line of eight words.
-_INDEX = _COUNTERS + COUNTERS_SIZE
+_INDEX = _COUNTERS + 64 * _PROCESSES
 _FIRST = _INDEX // 8
 _OFFSET, _SIZE, _IDENTITY, _CRC, _CHECKSUM, _SEEN = range(6)
 
@@ -126,8 +127,8 @@ class SampleArena:
         self._words = memoryview(control).cast('Q')
         # Aligned words of 8 bytes are read and written atomically.
         self._rows = np.frombuffer(control, np.uint64, 8 * self.samples, _INDEX).reshape(-1, 8)
-        counters = memoryview(control)[_COUNTERS:_INDEX]
-        self._counters = ProcessCounters(counters, file.locked)
+        counts = np.frombuffer(control, np.uint64, 8 * _PROCESSES, _COUNTERS)
+        self._counts = counts.reshape(-1, 8)
         data = mmap.mmap(
             file.descriptor, file_size - self._start, access=mmap.ACCESS_READ, offset=self._start
         )
@@ -156,7 +157,7 @@ class SampleArena:
                 budget = min(budget, self.bytes_used + free)
             self._words[_LIMIT] = min(budget, len(self._data))
             self._words[_STATE] = 0
-            self._counters.clear()
+            self._counts[:] = 0
             # A crash of the machine may have lost bytes that had not reached the disk, so each
             # sample's checksum is verified once per session.
             self._words[_SESSION] = secrets.randbits(63) + 1
@@ -190,7 +191,8 @@ class SampleArena:
     def find(self, number: int, identity: int) -> memoryview | None:
         """Return a read-only view of the sample's bytes, or None."""
         found = self._look(number, identity)
-        self._counters.add(1 if found is None else 0)
+        which = _HITS if found is not None else _MISSES
+        self._words[_COUNTERS // 8 + 8 * (os.getpid() % _PROCESSES) + which] += 1
         return found
 
     def _entry(self, number: int) -> list[int] | None:
@@ -284,11 +286,11 @@ class SampleArena:
 
     @property
     def hits(self) -> int:
-        return self._counters.total(0)
+        return int(self._counts[:, _HITS].sum())
 
     @property
     def misses(self) -> int:
-        return self._counters.total(1)
+        return int(self._counts[:, _MISSES].sum())
 
     @property
     def kept(self) -> int:
