@@ -17,7 +17,6 @@ import contextlib
 import sys
 import webbrowser
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +28,6 @@ from mmtempo.report.format import size
 from mmtempo.report.html.page import plotly_script, write_html
 from mmtempo.report.run_figures import FEW
 from mmtempo.report.trace import write_trace
-from mmtempo.report.verdict import judge
 
 COMPARE = f"""Compare two runs, and judge whether B is slower than A.
 
@@ -109,9 +107,6 @@ def _read(args: argparse.Namespace) -> RunLog:
         plotly_script()
     except ModuleNotFoundError as error:
         raise LaunchError(str(error)) from error
-    if log.kind == 'tempo' and 'verdict' not in log.summary and log.summary.get('iterations'):
-        # The run was killed before it wrote a summary; its lines suffice for a verdict.
-        log.summary['verdict'] = asdict(judge(log.summary))
     return log
 
 

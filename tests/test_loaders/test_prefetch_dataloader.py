@@ -209,11 +209,14 @@ def test_stream_continues_with_other_processes_and_batch_size() -> None:
 
 
 def test_hooks_that_replace_transforms_restart_the_workers() -> None:
-    """Hooks of mmdet set `_iterator` to None where workers persist."""
+    """Do what mmdet's YOLOXModeSwitchHook does where workers persist."""
     loader = build_loader(Failing('nothing'), num_workers=1)
     take_batches(loader, 2)
     loader.dataset.how = 'raise'
+    loader._DataLoader__initialized = False
     loader._iterator = None
+    assert loader._iterator is None
+    loader._DataLoader__initialized = True
     with pytest.raises(LoaderError):
         take_batches(loader, 12)
     loader.close()

@@ -36,12 +36,12 @@ def test_verdict_comes_before_figures() -> None:
         '--cfg-options',
         'train_dataloader.num_workers=10',
         '8 workers on 16 cores; about 10 are needed',
-        '7.14 it/s steady, 6.43 it/s end to end',
-        '28.6 samples/s steady',
-        'p50 140 ms, p95 270 ms, p99 300 ms',
-        '31 %: uneven (coefficient of variation, target below 10 %)',
-        '85.0 s, 11 % of the time, in 611 iterations',
-        '96 % of the time (100 readings of its driver)',
+        '  steady          7.14 it/s, 28.6 samples/s',
+        '  end to end      6.43 it/s, 25.7 samples/s',
+        '  lost to stalls  11 %, 85.0 s in 611 iterations',
+        '  variation       31 %, uneven (target < 10 %)',
+        '  iteration, p50  140 ms, p95 270 ms, p99 300 ms',
+        '  device busy     96 %, mean of 100 readings',
         'Time by phase',
         'Time lost by cause',
         'Longest stalls',
@@ -104,15 +104,17 @@ def test_missing_figures_have_no_line() -> None:
         'Throughput  12 iterations in 3.00 s',
         '',
         'Speed',
-        '  iterations  4.00 it/s end to end',
+        '  end to end  4.00 it/s',
     ]
     assert to_text({}) == 'Throughput'
 
 
 def test_missing_cells_are_dashes() -> None:
-    phases = dict(data=dict(seconds=2.0, share=1.0))
-    lines = to_text(dict(phases=phases)).splitlines()
-    assert lines[-1].split() == ['data', '100', '%', '#' * 16, '2.00', 's', '-', '-', '-']
+    forward, data = dict(seconds=6.0, share=0.75, p50=0.1), dict(seconds=2.0, share=0.25)
+    lines = to_text(dict(phases=dict(forward=forward, data=data))).splitlines()
+    assert lines[-3].split() == ['phase', 'share', 'total', 'p50']
+    assert lines[-2].split() == ['forward', '75', '%', '#' * 12, '6.00', 's', '100', 'ms']
+    assert lines[-1].split() == ['data', '25', '%', '####', '2.00', 's', '-']
 
 
 def test_error_of_a_crash_is_shown() -> None:
@@ -163,7 +165,7 @@ def test_stages_are_listed_in_their_order() -> None:
     lines = text.splitlines()
     start = lines.index('Forward pass by stage, 7 of 100 iterations (the run ended)')
     assert lines.index('Time by phase') < start
-    assert lines[start + 1].split() == ['stage', 'share', 'per', 'iteration']
+    assert lines[start + 1].split() == ['stage', 'share', 'host', 'time']
     assert [line.split() for line in lines[start + 2 : start + 5]] == [
         ['backbone', '50', '%', '#' * 8, '5.00', 'ms'],
         ['neck', '0.2', '%', '20.0', 'us'],
@@ -194,7 +196,7 @@ def test_smallest_of_many_stages_are_cut_except_the_rest() -> None:
 def test_stages_may_lack_figures() -> None:
     assert to_text(dict(stages=None)) == to_text(dict(stages=dict(stages=[]))) == 'Throughput'
     line = to_text(dict(stages=dict(stages=[dict(share=None)]))).splitlines()[-1]
-    assert line.split() == ['-', '-', '-']
+    assert line.split() == ['-', '-']
 
 
 def test_single_iteration_is_not_a_plural() -> None:

@@ -67,28 +67,6 @@ def test_page_is_written_to_the_work_dir_and_opened(
     assert 'it was killed' in capsys.readouterr().out
 
 
-def test_killed_run_is_judged_from_its_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """The monitor writes the first summary after a minute."""
-    write_lines(tmp_path, made_up_run(iterations=1000)[1][:-1])
-    assert call(monkeypatch, tmp_path) == 0
-    out = capsys.readouterr().out
-    headline = re.search(r'Evaluation takes \d+ % of the time.', out)
-    assert headline
-    assert '--cfg-options train_cfg.val_interval=1000' in out
-    text = (tmp_path / 'tempo_report.html').read_text(encoding='utf-8')
-    assert headline[0] in text
-    assert 'data-copy="--cfg-options train_cfg.val_interval=1000"' in text
-
-
-def test_existing_verdict_is_not_judged_again(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool(), 'judge', lambda _: 1 / 0)
-    assert call(monkeypatch, runs / 'fast', '--out', tmp_path / 'a.html') == 0
-
-
 def test_run_without_data_for_a_trace_has_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
-import pickle
 import secrets
-import sys
 from typing import Any
 
-import numpy as np
 from mmengine.dataset import BaseDataset, Compose
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
 from mmtempo.datasets.cache.sample_cache import CacheStats, SharedSampleCache, parse_bytes
 
+from .cache_key import key_of_data, key_of_transform
 from .cache_split import cache_point, check_by_trial, name_of
-from .cached_pipeline import CachedPipeline, Description, fingerprint_of, identity_of
-
-# Packages whose version is part of the key: another version may decode or resize differently.
-VERSIONS = ('mmcv', 'mmseg', 'mmengine', 'mmtempo', 'numpy', 'cv2', 'PIL', 'pyspng', 'zlib_ng')
-# Opcodes of sets; a pickle with a set contains one of these bytes.
-SETS = (0x8F, 0x91)
+from .cached_pipeline import CachedPipeline, identity_of
 
 
 @DATASETS.register_module()
@@ -37,15 +29,16 @@ class CachedDataset:
     the pipeline still is such a view, it is copied.
 
     Workers and ranks share one copy, under fork and spawn. So do jobs of the same user on the same
-    node whose data and transforms are equal; the budget of the first one then applies. Policies
-    are described at `SharedSampleCache`: under shuffling 'keep' is optimal.
+    node whose data and transforms are equal; the budget of the first one then applies.
 
     NumPy arrays of the cache refuse writes, but torch has no read-only tensors: a transform that
     writes into `torch.from_numpy(array)` ends the process with a segmentation fault, rather than
     change what other processes read. `writable=True` is for such transforms.
 
-    If the list of samples changes (another annotation file, another calibration), another cache is
-    used; if an image or label file changes, that file is read again.
+    Another cache is used if the list of samples changes (another annotation file, another
+    calibration), or a cached transform: its arguments, the Python files of its class and base
+    classes, or the version of a package such as mmcv. Code that it calls in other files is not
+    compared. If an image or label file changes, that file is read again.
 
     Example::
 
@@ -63,7 +56,7 @@ class CachedDataset:
             number of transforms before the cache. Defaults to None: all up to the first random one.
         folder: A folder on a local disk, in which the cache survives a restart.
             Defaults to None: memory.
-        policy: 'keep' or 'lru'. Defaults to 'keep'.
+        policy: Only 'keep': no sample is evicted, see `SharedSampleCache`. Defaults to 'keep'.
         writable: Whether transforms after the cache write into their input; they get copies then.
             Defaults to False.
         lazy_init: Whether to wait for `full_init`. Defaults to False.
@@ -88,10 +81,13 @@ class CachedDataset:
                 'CachedDataset.dataset must be a BaseDataset of mmengine, or its config, found '
                 f'{type(dataset).__name__}; wrap CachedDataset with wrappers such as RepeatDataset'
             )
-        if policy not in ('keep', 'lru'):
-            raise ValueError(f"CachedDataset.policy must be 'keep' or 'lru', found {policy!r}")
+        if policy != 'keep':
+            raise ValueError(
+                f"CachedDataset.policy must be 'keep', found {policy!r}; remove the key: 'lru', "
+                'which never hits more often under shuffling or weighted draws, was removed'
+            )
         self.budget = parse_bytes(budget, 'CachedDataset.budget')
-        self.until, self.folder, self.policy, self.writable = until, folder, policy, writable
+        self.until, self.folder, self.writable = until, folder, writable
         self.dataset = dataset
         cache_point(dataset.pipeline.transforms, until)
         self._installed = False
@@ -108,17 +104,17 @@ class CachedDataset:
         inner = self.dataset
         count = cache_point(transforms, self.until)
         # Before the trial, as transforms may change their attributes when they are called.
-        described = [fingerprint_of([transform]) for transform in transforms[:count]]
+        described = [key_of_transform(transform) for transform in transforms[:count]]
         count, unknown = check_by_trial(
             transforms, count, self.until, inner.get_data_info, len(inner)
         )
         if unknown is not None:
             report(f'trial for randomness of the cached transforms failed: {unknown}')
-        key = '\n'.join([self._key(), *(text for text, _ in described[:count])])
+        key = '\n'.join([key_of_data(inner), *(text for text, _ in described[:count])])
         undescribed = set().union(*(types for _, types in described[:count]))
         if undescribed:
             report(
-                f'transforms have attributes that cannot be compared '
+                f'transforms have attributes or code that cannot be compared '
                 f'({", ".join(sorted(undescribed))}); the cache is in memory, for this dataset and '
                 'its workers only'
             )
@@ -134,38 +130,12 @@ class CachedDataset:
             self.budget,
             key=key,
             folder=None if undescribed else self.folder,
-            policy=self.policy,
             report=report,
             identity_of=current if is_stock else None,
         )
         self._installed = True
         inner.pipeline = CachedPipeline(transforms, count, cache, self.writable)
         print_log(f'CachedDataset: {self.describe()}', logger='current')
-
-    def _key(self) -> str:
-        """Return all that the samples depend on, except the files and the transforms."""
-        inner = self.dataset
-        digest = hashlib.blake2b(digest_size=16)
-        own_infos = type(inner).get_data_info is not BaseDataset.get_data_info
-        if inner.serialize_data and not own_infos and not np.isin(inner.data_bytes, SETS).any():
-            digest.update(inner.data_bytes)
-            digest.update(inner.data_address)
-        else:
-            for number in range(len(inner)):
-                info = inner.get_data_info(number)
-                pickled = pickle.dumps(info, protocol=4)
-                if _has_set(info):  # whose order differs between processes
-                    pickled = Description().of(info).encode()
-                digest.update(pickled)
-        return '\n'.join(
-            [
-                f'{type(inner).__module__}.{type(inner).__qualname__} {digest.hexdigest()}',
-                *(
-                    f'{name} {getattr(sys.modules.get(name), "__version__", "")}'
-                    for name in VERSIONS
-                ),
-            ]
-        )
 
     @property
     def pipeline(self) -> Any:
@@ -238,14 +208,6 @@ class CachedDataset:
         if name.startswith('__') or 'dataset' not in self.__dict__:
             raise AttributeError(f'{type(self).__name__} has no attribute {name!r}')
         return getattr(self.dataset, name)
-
-
-def _has_set(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_set, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_set, value))
-    return isinstance(value, (set, frozenset))
 
 
 def report(message: str) -> None:

@@ -267,11 +267,13 @@ class PrefetchDataLoader(DataLoader):
 
     @property
     def _iterator(self) -> Any:
-        """Pipeline; hooks that replace transforms set None, since workers have a copy of these."""
+        """Pipeline, under the name that torch gives to the iterator of persistent workers."""
         return self._pipeline
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
+        # Hooks set it to None, as mmdet's YOLOXModeSwitchHook, so that workers copy the dataset
+        # anew. They know a `DataLoader` only, and torch has no public method for it.
         self.close()
 
     def _begin(self) -> None:

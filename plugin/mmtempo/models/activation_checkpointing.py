@@ -22,9 +22,11 @@ STACKS = ('stages', 'layers')
 def checkpoint_module(module: nn.Module) -> Callable[[], None]:
     """Make a module keep only its inputs for the backward pass; return a function that undoes it.
 
-    The class of the module is replaced by a subclass, as torch's `parametrize` does: module,
-    parameters, hooks and names in the state dict stay the same. A deep or pickled copy has the
-    original class.
+    The class of the module is replaced by a subclass, as torch's `parametrize` and `fully_shard`
+    do: module, parameters, hooks and names in the state dict stay the same. A deep or pickled copy
+    has the original class. No public means of torch or mmseg does the same: forward hooks cannot
+    skip a forward pass, an assigned `forward` is part of copies, a wrapper changes names, and
+    `with_cp` of mmseg's blocks is reentrant, so that batch norms update their statistics twice.
 
     It uses torch's non-reentrant checkpoint, which supports inputs without gradient and DDP with
     `find_unused_parameters`. Batch norms update their running statistics once, in the forward

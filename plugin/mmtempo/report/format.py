@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mmtempo.utils import units
@@ -14,6 +14,11 @@ MISSING = '\N{EN DASH}'
 def number(value: Any) -> float | None:
     """Return a finite number of a log as a float, else None."""
     return float(value) if is_number(value) else None
+
+
+def total(lines: Iterable[Mapping[str, Any]], key: str) -> float:
+    """Return the sum of a key over lines; lines without a number count as 0."""
+    return sum(number(line.get(key)) or 0 for line in lines)
 
 
 def digits(value: Any, unit: str = '') -> str:

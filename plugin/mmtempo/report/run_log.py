@@ -12,15 +12,15 @@ from mmtempo.timing.run_files import LINES, SUMMARY, VERSION
 from mmtempo.utils.units import counted
 
 from .format import number
-from .recovery import recovered_summary
 from .stock_log import MONITOR, find_stock, stock_content, timestamped, unmonitored_since
 
-# Kind of a line of `tempo.jsonl` -> list of `RunLog` that collects it.
-_LISTS = dict(
-    run='runs', window='windows', stall='stalls', warning='warnings', stages='stages',
-    change='changes',
-)  # fmt: skip
-
+# Kind of a line of `tempo.jsonl` -> list of `RunLog` that collects it. The other kinds are for
+# readers of the file: the summary contains them.
+_LISTS = dict(run='runs', window='windows', stall='stalls')
+_NO_FIGURES = (
+    'the last run has no figures, as a run writes its first summary after a minute. The charts '
+    f'over iterations are from {LINES}.'
+)
 _REQUIRED = {'status', 'iterations', 'seconds'}  # a summary has at least one of these keys
 
 
@@ -31,18 +31,16 @@ class RunLog:
     ::
 
         tempo_summary.json -> summary       of the last run in the folder
-        tempo.jsonl        -> windows, stalls, changes, warnings, stages, runs, end
-                              of all runs; each line has the number of its run as 'run'
+        tempo.jsonl        -> windows, stalls, runs, end of all runs; each line has the number
+                              of its run as 'run'
 
     Args:
         source: The folder or file that was read.
         kind: 'tempo', or 'stock' for logs of mmengine's hooks. Defaults to 'tempo'.
-        summary: The content of `tempo_summary.json`; unknown values are absent.
+        summary: The content of `tempo_summary.json`; unknown values are absent. A run that was
+            killed in its first minute has none: then only what its opening line says.
         windows: Lines of log windows, in the order in which they were written.
         stalls: Lines of slow iterations.
-        warnings: Lines of warnings.
-        stages: Lines of forward profiles.
-        changes: Lines of changes of the usual iteration time.
         runs: Lines that open a run; each resume adds one.
         end: The line that ends the last run. Defaults to None.
         notes: Limits of these files, for the reader of a report.
@@ -54,9 +52,6 @@ class RunLog:
     summary: dict[str, Any] = field(default_factory=dict)
     windows: list[dict[str, Any]] = field(default_factory=list)
     stalls: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    changes: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -165,10 +160,7 @@ def _tempo(folder: Path) -> RunLog:
                 f'{folder}: {LINES} contains no complete line and there is no {SUMMARY}; the run '
                 'ended before it wrote any'
             )
-        summary = recovered_summary(
-            log.runs, log.windows, log.stalls, log.warnings, log.stages, log.changes
-        )
-        summary.update(_ending(log))
+        summary = _opening(log) | _ending(log)
     elif summary.get('status') == 'running' and log.end is not None:
         summary.update(_ending(log))  # the last summary could not be written
         log.notes.append(
@@ -235,9 +227,7 @@ def _add(log: RunLog, entry: dict[str, Any]) -> None:
 def _read_summary(log: RunLog, path: Path) -> dict[str, Any] | None:
     """Return the summary if it exists and belongs to the last run, else None."""
     if not path.is_file():
-        log.notes.append(
-            f'{SUMMARY} is missing: figures are from {LINES}, percentiles from the median window.'
-        )
+        log.notes.append(f'{SUMMARY} is missing: {_NO_FIGURES}')
         return None
     try:
         with open(path, encoding='utf-8', errors='replace') as file:
@@ -252,14 +242,28 @@ def _read_summary(log: RunLog, path: Path) -> dict[str, Any] | None:
                 f'{path}: not readable as the summary of a run ({error}), and there is no line of '
                 f'a run in {LINES}'
             ) from error
-        log.notes.append(f'{SUMMARY} is not readable: figures are from {LINES}.')
+        log.notes.append(f'{SUMMARY} is not readable: {_NO_FIGURES}')
         return None
     started = log.runs[-1].get('time') if log.runs else None
     written = summary.get('ended')
     if started is not None and written is not None and written < started:
-        log.notes.append(f'{SUMMARY} is that of an earlier run: figures are from {LINES}.')
+        log.notes.append(f'{SUMMARY} is that of an earlier run: {_NO_FIGURES}')
         return None
     return summary
+
+
+def _opening(log: RunLog) -> dict[str, Any]:
+    """Return the keys of a summary that the opening line of the last run determines."""
+    run = log.runs[-1] if log.runs else {}
+    found = dict(
+        version=run.get('version'),
+        started=run.get('time'),
+        first_iter=run.get('iter'),
+        max_iters=run.get('max_iters'),
+        machine=run.get('machine'),
+        setting=run.get('setting'),
+    )
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _ending(log: RunLog) -> dict[str, Any]:

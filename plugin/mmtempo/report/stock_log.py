@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .format import digits, duration, number, percent
-from .recovery import memory_of, phase_totals, total
+from .format import digits, duration, number, percent, total
 
 MAX_LINE = 1 << 20  # characters; a longer line belongs to no log
 MONITOR = 'ThroughputMonitorHook'
@@ -142,7 +141,7 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
     last = max(line['run'] for line in windows)
     windows = [line for line in windows if line['run'] == last]
     iterations, seconds = total(windows, 'iterations'), total(windows, 'seconds')
-    phases = phase_totals(windows)
+    phases = _phases(windows)
     times = [1 / line['it_per_s'] for line in windows]
     headline = f'{digits(iterations / seconds)} it/s according to the stock log.'
     if phases:
@@ -155,7 +154,7 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
         last_iter=windows[-1]['iter'],
         it_per_s=iterations / seconds,
         phases=phases,
-        memory=memory_of(windows),
+        memory=_memory(windows),
         verdict=dict(
             headline=headline,
             why=[
@@ -173,3 +172,19 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
         ),
     )
     return {key: value for key, value in summary.items() if value}
+
+
+def _phases(windows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return seconds and share of each phase."""
+    found = [line['phases'] for line in windows if 'phases' in line]
+    seconds = {name: total(found, name) for name in (found[0] if found else ())}
+    whole = sum(seconds.values())
+    return {name: dict(seconds=one, share=one / whole) for name, one in seconds.items()}
+
+
+def _memory(windows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the last and the largest reading, None without any."""
+    found = [line['memory'] for line in windows if 'memory' in line]
+    if not found:
+        return None
+    return dict(now=found[-1], peak=max(found, key=lambda one: one['device']['allocated']))

@@ -52,14 +52,6 @@ def test_several_changes_are_offered_together(count: int, is_offered: bool) -> N
     assert ('All changes together' in found) == is_offered
 
 
-def test_run_without_verdict_shows_its_stalls() -> None:
-    causes = dict(small=dict(seconds=1.0, count=3), large=dict(seconds=2.0, count=1))
-    found = text(overview.verdict(log(lost=dict(share=0.17, by_cause=causes))))
-    assert '17 % of the time was lost to stalls' in found
-    assert 'Main cause: large, 2.00 s in 1 iteration.' in found
-    assert 'No verdict was written' in text(overview.verdict(log()))
-
-
 def test_tiles_show_only_what_was_measured() -> None:
     assert overview.tiles(log()) is None
     found = text(overview.tiles(log(it_per_s=8.0, samples_per_s=32.0, cv=0.031, p50=0.125)))
@@ -67,11 +59,7 @@ def test_tiles_show_only_what_was_measured() -> None:
     assert 'variation||3.1 %||even (target &lt; 10 %)' in found
     assert 'iteration, p50||125 ms|' in found
     assert 'steady' not in found
-    assert 'lost to stalls' not in found
     assert 'as logged||8.00 it/s' in text(overview.tiles(log('stock', it_per_s=8.0)))
-    uneven = text(overview.tiles(log(cv=0.2, lost=dict(share=0.1, seconds=2.0, count=1))))
-    assert 'uneven (target' in uneven
-    assert 'lost to stalls||10 %||2.00 s in 1 iteration' in uneven
 
 
 def test_notes_are_those_of_the_log() -> None:

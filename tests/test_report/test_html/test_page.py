@@ -160,15 +160,23 @@ def test_newer_run_is_named_before_the_verdict(tmp_path: Path) -> None:
 
 
 def test_killed_run_has_a_page(tmp_path: Path) -> None:
-    _, lines = made_up_run(iterations=500)
+    summary, lines = made_up_run(iterations=500)
     write_lines(tmp_path, lines[:-1])
+    write_summary(tmp_path, dict(summary, status='running'))
     text = page(read_log(tmp_path), '')
     assert 'of the time was lost to stalls' in text
     assert 'still running, or killed' in text
+    assert len(data_of(text)) == 7
+
+
+def test_run_killed_before_its_first_summary_has_charts_over_time(tmp_path: Path) -> None:
+    _, lines = made_up_run(iterations=500)
+    write_lines(tmp_path, lines[:-1])
+    text = page(read_log(tmp_path), '')
+    assert 'No verdict was written' in text
+    assert 'still running, or killed' in text
     assert 'tempo_summary.json is missing' in text
-    assert [chart['name'] for chart in data_of(text)] == [
-        'throughput', 'shares', 'phases', 'lost', 'memory',
-    ]  # fmt: skip
+    assert [chart['name'] for chart in data_of(text)] == ['throughput', 'phases', 'memory']
 
 
 def test_missing_plotly_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import mmap
 import os
 import secrets
 import struct
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,8 +13,6 @@ from zlib_ng import zlib_ng
 
 from mmtempo.utils.units import counted, size
 
-from .counters import SIZE as COUNTERS_SIZE
-from .counters import ProcessCounters
 from .shared_file import SharedFile
 
 # Its digit is the version of the records: pickles name modules of this package, so it must change
@@ -29,13 +26,16 @@ _TOO_LARGE = 4
 # Words of the header. The first five never change, and the sixth is their checksum.
 _MAGIC, _SAMPLES, _ROOM, _KEY, _TOKEN, _CHECK = range(6)
 _SESSION, _USED, _LIMIT, _STATE, _BUDGET = range(8, 13)
-_COUNTERS = 4096
+# Hits and misses: one cache line for each process, chosen by its ID. Only processes whose IDs are
+# equal modulo this number share one; they lose a count where both add at the same moment.
+_COUNTERS, _PROCESSES = 4096, 256
+_HITS, _MISSES = range(2)
 # The number of samples whose files are checked for changes at the start.
 PROBED = 64
 # The entry of a sample is one cache line of eight words.
-_INDEX = _COUNTERS + COUNTERS_SIZE
+_INDEX = _COUNTERS + 64 * _PROCESSES
 _FIRST = _INDEX // 8
-_OFFSET, _SIZE, _IDENTITY, _CRC, _CHECKSUM, _SEEN, _TICK = range(7)
+_OFFSET, _SIZE, _IDENTITY, _CRC, _CHECKSUM, _SEEN = range(6)
 
 
 def _start_of_data(samples: int) -> int:
@@ -104,7 +104,7 @@ def write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int)
 class SampleArena:
     """Bytes of samples by number, in a file that several processes have open.
 
-    Readers take no lock, except under 'lru'. A writer locks the file, writes the bytes to unused
+    Readers take no lock. A writer locks the file, writes the bytes to unused
     memory, then the entry, and last the checksum of the entry. Killed anywhere in between, it
     leaves an entry whose checksum is wrong and that no reader accepts; the kernel releases its
     lock.
@@ -114,12 +114,10 @@ class SampleArena:
 
     Args:
         file: The file, as written by `fill_file`.
-        lru: Whether the least recently used samples are evicted when the file is full; samples
-            are then read as copies. Defaults to False: a full file stays as it is.
     """
 
-    def __init__(self, file: SharedFile, lru: bool = False) -> None:
-        self.file, self.lru = file, lru
+    def __init__(self, file: SharedFile) -> None:
+        self.file = file
         file_size = os.fstat(file.descriptor).st_size
         with mmap.mmap(file.descriptor, 64, access=mmap.ACCESS_READ) as head:
             words = struct.unpack_from('=6Q', head)
@@ -129,8 +127,8 @@ class SampleArena:
         self._words = memoryview(control).cast('Q')
         # Aligned words of 8 bytes are read and written atomically.
         self._rows = np.frombuffer(control, np.uint64, 8 * self.samples, _INDEX).reshape(-1, 8)
-        counters = memoryview(control)[_COUNTERS:_INDEX]
-        self._counters = ProcessCounters(counters, file.locked)
+        counts = np.frombuffer(control, np.uint64, 8 * _PROCESSES, _COUNTERS)
+        self._counts = counts.reshape(-1, 8)
         data = mmap.mmap(
             file.descriptor, file_size - self._start, access=mmap.ACCESS_READ, offset=self._start
         )
@@ -151,7 +149,6 @@ class SampleArena:
             present = np.flatnonzero(rows[:, _CHECKSUM])
             wrong = [number for number in present.tolist() if self._entry(number) is None]
             rows[wrong] = 0
-            rows[:, _TICK] = 0
             live = rows[rows[:, _CHECKSUM] != 0]
             ends = live[:, _OFFSET] + live[:, _SIZE]
             self._words[_USED] = int(ends.max(initial=0))
@@ -160,7 +157,7 @@ class SampleArena:
                 budget = min(budget, self.bytes_used + free)
             self._words[_LIMIT] = min(budget, len(self._data))
             self._words[_STATE] = 0
-            self._counters.clear()
+            self._counts[:] = 0
             # A crash of the machine may have lost bytes that had not reached the disk, so each
             # sample's checksum is verified once per session.
             self._words[_SESSION] = secrets.randbits(63) + 1
@@ -192,17 +189,10 @@ class SampleArena:
     # Reading.
 
     def find(self, number: int, identity: int) -> memoryview | None:
-        """Return a read-only view of the sample's bytes, or None; a copy under 'lru'."""
-        if self.lru:
-            # A writer may reuse the memory, so it must wait until the copy is made.
-            with self.file.locked(shared=True):
-                found = self._look(number, identity)
-                if found is not None:
-                    self._words[_FIRST + 8 * number + _TICK] = time.monotonic_ns()
-                    found = memoryview(bytearray(found))
-        else:
-            found = self._look(number, identity)
-        self._counters.add(1 if found is None else 0)
+        """Return a read-only view of the sample's bytes, or None."""
+        found = self._look(number, identity)
+        which = _HITS if found is not None else _MISSES
+        self._words[_COUNTERS // 8 + 8 * (os.getpid() % _PROCESSES) + which] += 1
         return found
 
     def _entry(self, number: int) -> list[int] | None:
@@ -249,8 +239,9 @@ class SampleArena:
             # Another process may have added it meanwhile.
             if self.is_closed or self._look(number, identity) is not None:
                 return None
-            offset = self._make_room(needed)
-            if offset is None:
+            # Memory of replaced samples is not reused, as readers may still have views of it.
+            offset = self._words[_USED]
+            if offset + needed > self._words[_LIMIT]:
                 return self._refuse(needed)
             try:
                 write_all(descriptor, parts, self._start + offset)
@@ -263,7 +254,7 @@ class SampleArena:
     @property
     def is_closed(self) -> bool:
         """Whether no more samples are added."""
-        return bool(self._words[_STATE] & (_STOPPED if self.lru else _STOPPED | _FULL))
+        return bool(self._words[_STATE] & (_STOPPED | _FULL))
 
     def _publish(self, number: int, words: list[int]) -> None:
         # Before the entry: no later writer may overwrite bytes that a valid entry refers to.
@@ -273,41 +264,16 @@ class SampleArena:
         for word, value in enumerate(words):
             self._words[start + word] = value
         self._words[start + _SEEN] = self._words[_SESSION]
-        self._words[start + _TICK] = time.monotonic_ns()
         self._words[start + _CHECKSUM] = _check_of(number, *words)
-
-    def _make_room(self, needed: int) -> int | None:
-        """Return the offset of unused memory; None where there is none."""
-        if not self.lru:
-            # Memory of replaced samples is not reused, as readers may still have views of it.
-            offset = self._words[_USED]
-            return offset if offset + needed <= self._words[_LIMIT] else None
-        if needed > self._words[_LIMIT]:
-            return None
-        rows = self._rows
-        while True:
-            live = rows[rows[:, _CHECKSUM] != 0]
-            live = live[np.argsort(live[:, _OFFSET])]
-            starts = np.append(live[:, _OFFSET], np.uint64(self._words[_LIMIT])).astype(np.int64)
-            starts = starts.clip(max=self._words[_LIMIT])
-            ends = np.append(np.uint64(0), live[:, _OFFSET] + live[:, _SIZE]).astype(np.int64)
-            gaps = np.flatnonzero(starts - ends >= needed)
-            if len(gaps):
-                return int(ends[gaps[0]])
-            ticks = np.where(rows[:, _CHECKSUM] != 0, rows[:, _TICK], np.uint64(_MASK))
-            rows[int(ticks.argmin()), _CHECKSUM] = 0
 
     def _refuse(self, needed: int) -> str | None:
         """Record that a sample does not fit; return the message of the first refusal."""
-        if self.lru:
-            if self._set_flag(_FULL):
-                return None
-            return f'a sample of {size(needed)} does not fit into the budget of {size(self.limit)}'
         used = f'{size(self.bytes_used)} of {size(self.limit)} used'
         if 8 * needed > self.limit and 64 * (self.limit - self.bytes_used) > self.limit:
             # Smaller samples still fit.
-            if self._set_flag(_TOO_LARGE):
+            if self._words[_STATE] & _TOO_LARGE:
                 return None
+            self._words[_STATE] |= _TOO_LARGE
             return (
                 f'a sample of {size(needed)} does not fit any more ({used}); it is computed at '
                 'each draw, smaller samples are still added'
@@ -318,19 +284,13 @@ class SampleArena:
             'samples are computed at each draw'
         )
 
-    def _set_flag(self, flag: int) -> bool:
-        """Set a flag of the state; return whether it was set before."""
-        before = self._words[_STATE]
-        self._words[_STATE] = before | flag
-        return bool(before & flag)
-
     @property
     def hits(self) -> int:
-        return self._counters.total(0)
+        return int(self._counts[:, _HITS].sum())
 
     @property
     def misses(self) -> int:
-        return self._counters.total(1)
+        return int(self._counts[:, _MISSES].sum())
 
     @property
     def kept(self) -> int:
@@ -338,9 +298,7 @@ class SampleArena:
 
     @property
     def bytes_used(self) -> int:
-        if not self.lru:
-            return self._words[_USED]
-        return int(self._rows[self._rows[:, _CHECKSUM] != 0, _SIZE].sum())
+        return self._words[_USED]
 
     @property
     def budget(self) -> int:

@@ -92,12 +92,13 @@ class SharedSampleCache:
 
     Arrays of 1024 bytes or more are returned as read-only views of the memory, so the cost of a
     hit does not depend on the sample's size. Tensors are copied, as torch has no read-only
-    tensors, and so is everything under 'lru', where the memory may be reused for another sample.
+    tensors.
 
-    `policy='keep'` fills the cache once and never evicts. With a new permutation every epoch and
-    room for a fraction f of the samples it hits f of them, which is optimal, while 'lru' hits only
-    f + (1 - f) ln(1 - f), because it evicts what the next epoch needs first. With f = 0.5 that is
-    50 % against 15 %. 'lru' is for samplers that prefer some samples to others.
+    The cache is filled once, and no sample is evicted. With a new permutation every epoch and room
+    for a fraction f of the samples it hits f of them, which is optimal. Eviction of the least
+    recently used would hit f + (1 - f) ln(1 - f): 15 % instead of 50 % with f = 0.5, because it
+    evicts what the next epoch needs first. With independent draws of any weights it would keep the
+    most recent distinct draws, which are distributed as the first ones: the hit rate is the same.
 
     A full budget, and missing memory or disk space, are no errors: one of the processes reports
     it once, and no more samples are added.
@@ -118,7 +119,6 @@ class SharedSampleCache:
         folder: Folder of the file, on a local disk. Its content is unpickled, so no other user
             may have write access; files of other users are refused. Files of other keys are left
             for their owner to remove. Defaults to None: memory.
-        policy: 'keep' or 'lru'. Defaults to 'keep'.
         report: Takes messages; pickled with the cache. Defaults to None: Python's logging.
         identity_of: Returns the current identity of a sample, see `get`. At the start a folder
             most of which belongs to changed samples is cleared. Not stored. Defaults to None.
@@ -130,16 +130,12 @@ class SharedSampleCache:
         budget: int | str,
         key: str,
         folder: str | None = None,
-        policy: str = 'keep',
         report: Callable[[str], None] | None = None,
         identity_of: Callable[[int], int] | None = None,
     ) -> None:
-        if policy not in ('keep', 'lru'):
-            raise ValueError(f"policy must be 'keep' or 'lru', found {policy!r}")
         self.samples, self.budget, self.folder = samples, parse_bytes(budget), folder
-        self.policy = policy
         # Another version of Python or numpy may pickle or hash differently.
-        self.key = f'{key}\n{policy} {samples} {sys.version_info[:2]} {np.__version__}'
+        self.key = f'{key}\n{samples} {sys.version_info[:2]} {np.__version__}'
         digest = hashlib.blake2b(self.key.encode(), digest_size=8).digest()
         self._number = int.from_bytes(digest, 'big')
         self._report = report or logging.getLogger('mmtempo').warning
@@ -157,7 +153,7 @@ class SharedSampleCache:
             ) as (file, alone):
                 if alone:
                     grow_file(file, self.budget)
-                arena = SampleArena(file, self.policy == 'lru')
+                arena = SampleArena(file)
                 if alone:
                     self._begin(arena, identity_of)
                 elif arena.budget != self.budget:
@@ -173,7 +169,7 @@ class SharedSampleCache:
 
     def _begin(self, arena: SampleArena, identity_of: Callable[[int], int] | None = None) -> None:
         damaged = arena.begin(self.budget, self._free())
-        if identity_of is not None and self.policy == 'keep':
+        if identity_of is not None:
             stale = arena.clear_if_stale(lambda number, stored: identity_of(number) == stored)
             if stale is not None:
                 self._report(f'{arena.file.path}: cleared, as {stale}')
@@ -208,7 +204,7 @@ class SharedSampleCache:
             self._give_up(error)
         if record is None:
             return None
-        return unpack(memoryview(bytearray(record)) if copy and record.readonly else record)
+        return unpack(memoryview(bytearray(record)) if copy else record)
 
     def put(self, number: int, sample: Any, identity: int = 0) -> None:
         """Add a sample if there is room and it is not in the cache; see `get`."""
@@ -276,7 +272,7 @@ class SharedSampleCache:
         try:
             file = SharedFile.at(address)
             if problem_of(file.descriptor, self.samples, self._number) is None:
-                arena = SampleArena(file, self.policy == 'lru')
+                arena = SampleArena(file)
                 if arena.token == token:
                     return arena
         except OSError:

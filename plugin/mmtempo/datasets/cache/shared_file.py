@@ -72,14 +72,11 @@ class SharedFile:
         return Address(os.getpid(), self.descriptor, self.path)
 
     @contextlib.contextmanager
-    def locked(self, shared: bool = False) -> Iterator[int]:
+    def locked(self) -> Iterator[int]:
         """Exclude other processes and threads; yield a descriptor to write with.
 
         Forked processes share an open file description, to which a lock belongs, so the file is
         opened anew. The kernel releases the lock when its process ends, in whatever way.
-
-        Args:
-            shared: Whether others may hold a shared lock at the same time. Defaults to False.
         """
         own = f'/proc/self/fd/{self.descriptor}'
         if self.path is not None and not os.path.exists(own):
@@ -88,7 +85,7 @@ class SharedFile:
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self.descriptor)):
                 raise FileNotFoundError(f'{self.path}: the file has been replaced by another one')
-            with _locked(descriptor, shared):
+            with _locked(descriptor):
                 yield descriptor
         finally:
             os.close(descriptor)
@@ -210,12 +207,12 @@ def _write_holders(descriptor: int, holders: list[tuple[int, int]]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(descriptor: int, shared: bool = False) -> Iterator[None]:
+def _locked(descriptor: int) -> Iterator[None]:
     if sys.platform == 'win32':
         os.lseek(descriptor, _FAR, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
     else:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
     finally:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from mmtempo.report.format import number
-from mmtempo.report.recovery import total
+from mmtempo.report.format import number, total
 from mmtempo.report.run_log import RunLog
 
 from .chart import Chart, Line

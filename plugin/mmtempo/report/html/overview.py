@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mmtempo.report.format import MISSING, digits, duration, iterations, number, percent
+from mmtempo.report.format import duration, number
 from mmtempo.report.run_log import RunLog
-from mmtempo.timing.statistics import EVEN, is_even
+from mmtempo.report.sections import figures
 
 from .markup import Markup, element, put
 
@@ -42,7 +42,7 @@ def header(log: RunLog) -> Markup:
 
 def verdict(log: RunLog) -> Markup:
     """Return the verdict: headline, reasons, suggested overrides."""
-    found = log.summary.get('verdict') or _minimal_verdict(log)
+    found = log.summary.get('verdict') or {}
     changes = [change for change in found.get('change') or [] if change.get('override')]
     parts = [element('h2', found.get('headline') or 'No verdict was written', class_='headline')]
     if found.get('why'):
@@ -66,70 +66,19 @@ def _change(command: str, why: Any) -> Markup:
     )
 
 
-def _minimal_verdict(log: RunLog) -> dict[str, Any]:
-    """Return a verdict from the stalls alone, for a run that was killed before it wrote one."""
-    lost = log.summary.get('lost') or {}
-    causes = lost.get('by_cause') or {}
-    why = []
-    if causes:
-        name = max(causes, key=lambda cause: number(causes[cause].get('seconds')) or 0)
-        seconds = duration(causes[name].get('seconds'))
-        count = iterations(causes[name].get('count'))
-        why.append(f'Main cause: {name}, {seconds} in {count}.')
-    if number(lost.get('share')) is None:
-        return dict(headline='No verdict was written', why=why)
-    return dict(headline=f'{percent(lost["share"])} of the time was lost to stalls', why=why)
-
-
 def tiles(log: RunLog) -> Markup | None:
     """Return the key figures."""
-    summary, lost = log.summary, log.summary.get('lost') or {}
-    variation = number(summary.get('cv'))
-    p95, p99 = summary.get('p95'), summary.get('p99')
-    found = [
-        _speed('steady', summary.get('steady'), summary.get('samples_per_s_steady')),
-        _speed(
-            'as logged' if log.kind == 'stock' else 'end to end',
-            summary.get('it_per_s'),
-            summary.get('samples_per_s'),
-        ),
-        _tile(
-            'lost to stalls',
-            percent(lost.get('share')),
-            f'{duration(lost.get("seconds"))} in {iterations(lost.get("count"))}',
-        ),
-        _tile(
-            'variation',
-            percent(variation),
-            _evenness(variation),
-        ),
-        _tile(
-            'iteration, p50',
-            duration(summary.get('p50')),
-            f'p95 {duration(p95)} · p99 {duration(p99)}' if number(p95) is not None else None,
-        ),
+    found = figures(log.summary, 'as logged' if log.kind == 'stock' else 'end to end')
+    shown = [
+        element(
+            'div',
+            element('dt', figure.name),
+            element('dd', figure.value),
+            element('dd', figure.note, class_='note') if figure.note else None,
+        )
+        for figure in found
     ]
-    shown = [tile for tile in found if tile]
     return element('dl', *shown, class_='tiles') if shown else None
-
-
-def _evenness(variation: float | None) -> str | None:
-    if variation is None:
-        return None
-    return f'{"even" if is_even(variation) else "uneven"} (target < {percent(EVEN)})'
-
-
-def _speed(name: str, it_per_s: Any, samples: Any) -> Markup | None:
-    more = None if number(samples) is None else digits(samples, 'samples/s')
-    return _tile(name, digits(it_per_s, 'it/s'), more)
-
-
-def _tile(name: str, figure: str, more: str | None) -> Markup | None:
-    """Return a figure with its name, None if it was not measured."""
-    if figure == MISSING:
-        return None
-    note = element('dd', more, class_='note') if more else None
-    return element('div', element('dt', name), element('dd', figure), note)
 
 
 def notes(log: RunLog) -> Markup | None:

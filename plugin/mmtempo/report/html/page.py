@@ -8,6 +8,7 @@ import os
 from importlib import resources
 from pathlib import Path
 
+from mmtempo.report import sections
 from mmtempo.report.run_log import RunLog
 from mmtempo.utils.atomic_file import write_whole
 
@@ -48,6 +49,7 @@ def page(log: RunLog, script: str) -> str:
     """
     colors = colors_of(log)
     drawn = {chart.name: chart for chart in charts(log, colors)}
+    summary = log.summary
     body = [
         overview.header(log),
         _section(element('p', f'{log.newer}.')) if log.newer else None,
@@ -56,13 +58,13 @@ def page(log: RunLog, script: str) -> str:
         overview.notes(log) if log.kind == 'stock' else None,
         _warnings(log),
         _section(_box(drawn, 'throughput')),
-        _section(_box(drawn, 'shares'), tables.phases(log, colors)),
+        _section(_box(drawn, 'shares'), tables.render(sections.phases(summary), colors)),
         _section(_box(drawn, 'phases')),
         _stalls(log, drawn),
         _section(_box(drawn, 'recent')),
-        _section(tables.stages(log)),
+        _table(sections.stages(summary)),
         _memory(log, drawn),
-        _section(tables.ranks(log), title='Slowest rank'),
+        _table(sections.ranks(summary)),
         _environment(log),
         overview.notes(log) if log.kind != 'stock' else None,
         _data(list(drawn.values()), script) if drawn else None,
@@ -71,47 +73,48 @@ def page(log: RunLog, script: str) -> str:
 
 
 def _stalls(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
-    listing, periods = tables.stalls(log), tables.periods(log)
     pair = [box for box in (_box(drawn, 'lost'), _box(drawn, 'histogram')) if box]
     return put(
         element('div', *(element('section', box, class_='card') for box in pair), class_='pair')
         if pair
         else None,
-        _section(periods, title='Periodic stalls'),
-        _section(tables.changes(log), title='Changes of the usual iteration time'),
-        _section(listing, title='Slow iterations'),
+        _table(sections.periods(log.summary)),
+        _table(tables.changes(log.summary)),
+        _table(sections.stalls(log.summary)),
     )
 
 
 def _memory(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
-    box = _box(drawn, 'memory')
-    return _section(box, tables.memory(log), title=None if box else 'Memory and device')
+    box, found = _box(drawn, 'memory'), tables.memory(log.summary)
+    return _section(box, tables.render(found)) if box else _table(found)
 
 
 def _warnings(log: RunLog) -> Markup | None:
-    found = tables.warnings(log)
+    found = tables.warnings(log.summary)
     return element('section', element('h2', 'Warnings'), found, class_='card') if found else None
 
 
 def _environment(log: RunLog) -> Markup | None:
     pair = [
-        element('section', element('h2', title), found, class_='card plain')
-        for title, found in (
-            ('Machine', tables.settings(log.machine)),
-            ('Settings', tables.settings(log.setting)),
+        element('section', element('h2', found.title), tables.render(found), class_='card plain')
+        for found in (
+            tables.settings('Machine', log.machine),
+            tables.settings('Settings', log.setting),
         )
-        if found
+        if found.rows
     ]
     return element('div', *pair, class_='pair') if pair else None
 
 
-def _section(*parts: Markup | None, title: str | None = None) -> Markup | None:
+def _section(*parts: Markup | None) -> Markup | None:
     """Return a card with the parts that exist, None if there are none."""
     existing = [part for part in parts if part]
-    if not existing:
-        return None
-    heading = element('h2', title) if title else None
-    return element('section', heading, *existing, class_='card')
+    return element('section', *existing, class_='card') if existing else None
+
+
+def _table(found: sections.Section) -> Markup | None:
+    """Return a card with the title and the table of a section, None if it has no rows."""
+    return _section(element('h2', found.title), tables.render(found)) if found.rows else None
 
 
 def _box(drawn: dict[str, Chart], name: str) -> Markup | None:
