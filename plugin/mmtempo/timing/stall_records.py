@@ -14,8 +14,8 @@ import numpy as np
 from mmtempo.utils.units import duration
 
 from .causes import Diagnosis, SlowIteration, diagnose
-from .level_shift import SlowSpan
-from .stall_detector import GROUP, LevelChange
+from .level_shift import LevelChange, SlowSpan
+from .stall_detector import GROUP
 from .timeline import NANO, Block, Timeline
 
 RECENT = 129  # number of earlier iterations that define what is usual
