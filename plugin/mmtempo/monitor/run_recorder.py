@@ -202,7 +202,10 @@ class RunRecorder:
 
     def _intervals(self) -> dict[str, int]:
         """Return the known intervals in iterations, to find periods in stalls."""
-        names = 'num_workers', 'log_interval', 'val_interval', 'checkpoint_interval', 'epoch_length'
+        names = (
+            'num_workers', 'log_interval', 'val_interval', 'checkpoint_interval', 'epoch_length',
+            'accumulation',
+        )  # fmt: skip
         return {name: self._setting[name] for name in names if (self._setting[name] or 0) > 1}
 
     def _append(self, *lines: dict[str, Any]) -> None:

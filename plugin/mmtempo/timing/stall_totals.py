@@ -105,7 +105,7 @@ class StallTotals:
                     of=period.of,
                     worker=workers.most_common(1)[0][0] if workers else None,
                     samples=[sample for sample, _ in samples.most_common(MOST_SAMPLES)],
-                    text=f'{cause}: {period.text(intervals)}',
+                    text=f'{cause}: {period.text}',
                 )
             )
         return found
