@@ -77,12 +77,11 @@ class RunRecorder:
         self._append(dict(kind='stages', **stages))
 
     def window(self) -> dict[str, Any] | None:
-        """Record the iterations since the last window, and return it; None without iterations."""
-        return self._write(*self._meter.take())
+        """Record the iterations since the last window, and return it; None without iterations.
 
-    def flush(self) -> None:
-        """Record a window without a log line; the timeline keeps only the last iterations."""
-        self.window()
+        Call it at log points, and earlier than the timeline drops iterations.
+        """
+        return self._write(*self._meter.take())
 
     def scalars(self, window: dict[str, Any]) -> dict[str, float]:
         """Return the scalars of a window for the visualizer."""

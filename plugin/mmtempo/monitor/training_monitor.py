@@ -162,7 +162,7 @@ class TrainingMonitor:
             self._log_window(runner, joins)
         else:
             self._gather(runner.iter + 1)
-            self.report.flush()
+            self.report.window()
         self.look_at = self.timeline.number + MOST_UNSEEN
         self._suspect = self._stats.suspect / NANO
 
