@@ -14,7 +14,7 @@ from .level_shift import LevelChange, SlowSpan
 from .log_histogram import LogHistogram
 from .stall_detector import Stall, StallDetector
 from .stall_records import History, StallRecords
-from .stall_totals import LongestStalls, StallTotals
+from .stall_totals import StallTotals
 from .timeline import Block, Timeline
 
 KEEP = 50  # number of longest stalls that are kept
@@ -60,7 +60,8 @@ class IterationStats:
         categories = {} if categories is None else categories
         self._records = StallRecords(timeline, facts, categories, machine)
         self._detector = StallDetector(factor, on_change=self._record_change)
-        self._longest = LongestStalls(keep)
+        self._most = keep
+        self._longest: list[dict[str, Any]] = []
         self._lost = StallTotals()
         self._taken = 0
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
@@ -136,7 +137,7 @@ class IterationStats:
                 count=whole.count,
                 by_cause=whole.by_cause,
             ),
-            stalls=sorted([*spans, *self._longest.all()], key=lambda one: -one['lost']),
+            stalls=_longest([*spans, *self._longest]),
             periods=self._lost.periods(intervals),
             changes=list(self._changes),
         )
@@ -198,8 +199,8 @@ class IterationStats:
 
     def _keep(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for record in records:
-            self._longest.add(record)
             self._lost.add(record)
+        self._longest = _longest([*self._longest, *records])[: self._most]
         return records
 
     def _history(self) -> History:
@@ -225,6 +226,10 @@ class IterationStats:
         if self._kinds_by not in self._timeline.names:
             return np.zeros(len(block), bool)
         return block.spent[:, self._timeline.names.index(self._kinds_by)] > 0
+
+
+def _longest(stalls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(stalls, key=lambda stall: -stall['lost'])
 
 
 def _steady_seconds(seconds: np.ndarray, kinds: np.ndarray) -> float:
