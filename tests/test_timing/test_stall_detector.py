@@ -244,6 +244,16 @@ def test_faster_level_is_no_loss_and_slower_one_need_not_be() -> None:
     assert span.usual == pytest.approx(0.28, rel=0.05)
 
 
+def test_level_that_is_no_loss_is_the_usual_one_at_once() -> None:
+    detector = StallDetector(on_change=lambda change: change.iteration != 300)
+    seconds = noisy(900)
+    seconds[300:340] *= 2
+    seconds[340:380] *= 4
+    detector.look(seconds, np.zeros(900, np.int8))
+    (span,) = detector.take_spans()
+    assert (span.first, span.iterations, span.usual) == (340, 40, pytest.approx(0.28, rel=0.05))
+
+
 @pytest.mark.parametrize('start', [0, 500])
 def test_short_fast_level_is_no_reference(start: int) -> None:
     seconds = noisy(3000)
