@@ -239,3 +239,10 @@ def test_each_part_of_a_step_is_known() -> None:
     assert names - {step_timer.OUTSIDE} <= set(STEP)
     for name in names:
         assert diagnose(slow(name), {}).parts[0].category == 'unexplained'
+
+
+def test_stall_that_no_phase_explains_is_unexplained() -> None:
+    """Iterations near it, at a slower level, took as long in each phase."""
+    case = SlowIteration(9, 0.2, 0.1, dict(USUAL, data=0.0), dict(USUAL))
+    diagnosis = diagnose(case, CATEGORIES)
+    assert [(part.category, part.seconds) for part in diagnosis.parts] == [('unexplained', 0.0)]

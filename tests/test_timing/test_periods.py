@@ -14,7 +14,7 @@ def every(length: int, first: int = 0, count: int = 40) -> np.ndarray:
     return first + length * np.arange(count)
 
 
-def found(iterations: object, known: dict | None = None) -> tuple[int, str | None] | None:
+def found(iterations: object, known: dict | None = None) -> tuple[int, str] | None:
     period = find_period(iterations, KNOWN if known is None else known)  # type: ignore[arg-type]
     return period and (period.every, period.what)
 
@@ -33,30 +33,23 @@ def test_four_stalls_suffice_for_a_known_interval(name: str) -> None:
     assert found(every(KNOWN[name], first=17, count=3)) is None
 
 
-def test_multiple_of_an_interval_is_another_period() -> None:
-    assert found(every(8), dict(num_workers=4)) == (8, None)
-    assert found(every(4), dict(num_workers=8)) == (4, None)
-    assert found(every(100), dict(log_interval=50)) == (100, None)
-    assert found(every(50), dict(log_interval=50, val_interval=100)) == (50, 'log_interval')
+def test_longest_interval_that_explains_all_stalls_is_found() -> None:
+    both = dict(log_interval=50, val_interval=100)
+    assert found(every(50), both) == (50, 'log_interval')
+    assert found(every(100), both) == (100, 'val_interval')
 
 
-def test_unknown_period_lists_the_known_intervals() -> None:
-    period = find_period(every(7, count=12), dict(num_workers=4, log_interval=None))
-    assert period is not None
-    assert period.text(dict(num_workers=4, log_interval=None)) == (
-        'every 7th iteration, which is none of num_workers 4: 12 of 12 stalls; '
-        '100 % of these iterations stall'
-    )
-    assert period.text({}).startswith('every 7th iteration: 12 of 12')
+def test_other_periods_are_not_searched() -> None:
+    assert found(every(7, count=12), dict(num_workers=4, log_interval=50)) is None
+    assert found(every(8), dict(num_workers=4)) is None
+    assert found(every(8), {}) is None
 
 
 def test_text_names_the_interval() -> None:
     period = Period(8, 'num_workers', 3, 40, 42, 0.976)
-    assert period.text(KNOWN) == (
+    assert period.text == (
         'every 8th iteration = num_workers: 40 of 42 stalls; 98 % of these iterations stall'
     )
-    twice = Period(100, None, 0, 9, 9, 1.0)
-    assert twice.text(KNOWN).startswith('every 100th iteration = 2 x log_interval: ')
 
 
 def test_period_is_found_despite_gaps_and_other_stalls() -> None:
@@ -76,8 +69,6 @@ def test_period_is_found_despite_gaps_and_other_stalls() -> None:
 def test_low_coverage_is_no_period() -> None:
     places = np.array([1, 4, 9, 20, 33, 41, 60, 87])
     assert found(50 * places, dict(log_interval=50)) is None
-    # Without the known interval, half of them match every 400th iteration.
-    assert found(50 * places, {}) == (400, None)
 
 
 def test_low_match_is_no_period() -> None:
@@ -91,19 +82,11 @@ def test_three_stalls_on_a_period_are_too_few() -> None:
     assert found([5000, 10000, 15000, 15011], dict(val_interval=5000)) is None
 
 
-def test_shorter_period_wins_only_with_enough_coverage() -> None:
-    between = every(20) + np.random.default_rng(1).integers(3, 17, 40)
-    assert found(np.concatenate([every(20), between]), {}) == (20, None)
-    # A period of 4 matches all stalls, but a third of its iterations have none.
+def test_shorter_interval_wins_only_with_enough_coverage() -> None:
+    # An interval of 4 matches all stalls, but a third of its iterations have none.
     also = every(8, first=4, count=100)[np.arange(100) % 3 == 0]
-    assert found(np.concatenate([every(8, count=100), also]), {}) == (8, None)
-
-
-@pytest.mark.parametrize(('known', 'kept'), [(8, 40), (16, 43)])
-def test_known_interval_is_preferred_at_equal_score(known: int, kept: int) -> None:
-    odd = every(16, first=8, count=100)[np.random.default_rng(0).permutation(100)[:kept]]
-    stalls = np.concatenate([every(16, count=100), odd])
-    assert found(stalls, dict(num_workers=known)) == (known, 'num_workers')
+    stalls = np.concatenate([every(8, count=100), also])
+    assert found(stalls, dict(accumulation=4, num_workers=8)) == (8, 'num_workers')
 
 
 def test_first_name_of_equal_intervals_is_used() -> None:
@@ -157,6 +140,5 @@ def test_many_random_stalls_are_no_period(density: float) -> None:
         assert found(stalls, dict(num_workers=2, log_interval=4)) is None
 
 
-def test_unknown_intervals_are_ignored() -> None:
-    assert found(every(5), dict(num_workers=0, val_interval=None, accumulation=1)) == (5, None)
-    assert found(every(5), {}) == (5, None)
+def test_intervals_without_a_length_are_ignored() -> None:
+    assert found(every(5), dict(num_workers=0, val_interval=None, accumulation=1)) is None

@@ -1,10 +1,10 @@
-"""Sums of the lost time by cause, and the longest stalls."""
+"""Sums of the lost time by cause."""
 
 from __future__ import annotations
 
 import pytest
 
-from mmtempo.timing.stall_totals import MOST_CAUSES, LongestStalls, StallTotals
+from mmtempo.timing.stall_totals import MOST_CAUSES, StallTotals
 
 
 def record(number: int, lost: float, **parts: float) -> dict:
@@ -50,10 +50,3 @@ def test_number_of_causes_is_limited() -> None:
         lost.add(record(number, 1.0, **{f'cause {number}': 1.0}))
     assert len(lost.by_cause) == MOST_CAUSES + 1
     assert lost.by_cause['other causes']['count'] == 2 * MOST_CAUSES
-
-
-def test_longest_stalls_are_kept() -> None:
-    longest = LongestStalls(3)
-    for number, lost in enumerate([1.0, 5.0, 2.0, 5.0, 4.0]):
-        longest.add(record(number, lost))
-    assert [one['iter'] for one in longest.all()] == [1, 3, 4]

@@ -89,10 +89,6 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self.weights: WeightsCheck | None = None
         self._looked_at = -1  # the iteration at which the weights were read or judged last
         self._is_judging = False  # whether this evaluation judges the weights
-        self._savers: list[CheckpointHook] = []
-        # The list of hooks that `_savers` was taken from, and its length then.
-        self._seen: Any = None
-        self._count = 0
 
     def before_run(self, runner: Any) -> None:
         super().before_run(runner)
@@ -150,7 +146,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         super().after_val_epoch(runner, metrics)
 
     def after_train_epoch(self, runner: Any) -> None:
-        if any(hook.by_epoch for hook in self._find_savers(runner)):
+        if any(hook.by_epoch for hook in _savers(runner)):
             self._before_save(runner)
 
     def after_train(self, runner: Any) -> None:
@@ -177,7 +173,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
     def _before_save(self, runner: Any) -> None:
         """Read and judge the weights, unless all savers judge their copies."""
         assert self.weights is not None
-        savers = self._find_savers(runner)
+        savers = _savers(runner)
         if savers and all(saves_copies(hook) for hook in savers):
             self.weights.stop()
         else:
@@ -193,16 +189,12 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         # Checked before the saver is called, because CheckpointHook deletes older files first.
         return any(
             not hook.by_epoch and self.every_n_train_iters(runner, hook.interval, hook.save_begin)
-            for hook in self._find_savers(runner)
+            for hook in _savers(runner)
         ) or self.is_last_train_iter(runner)
 
-    def _find_savers(self, runner: Any) -> list[CheckpointHook]:
-        """Return the checkpoint hooks of the runner; cached until a hook is registered."""
-        hooks = runner.hooks
-        if hooks is not self._seen or len(hooks) != self._count:
-            self._seen, self._count = hooks, len(hooks)
-            self._savers = [hook for hook in hooks if isinstance(hook, CheckpointHook)]
-        return self._savers
+
+def _savers(runner: Any) -> list[CheckpointHook]:
+    return [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
 
 
 def _advice(hub: Any, runner: Any) -> str:

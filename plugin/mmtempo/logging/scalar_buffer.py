@@ -13,7 +13,7 @@ from mmengine.logging import HistoryBuffer, MessageHub
 
 from .bounded_history import BoundedHistory
 from .nonfinite import NonFiniteWatch
-from .scalar_rows import ScalarRows
+from .scalar_rows import ScalarRows, by_key
 
 KEY = 'mmtempo_scalars'
 MOST_ROWS = 512
@@ -176,16 +176,10 @@ class ScalarBuffer:
         self._push(ticket, wait)
 
     def _push(self, ticket: int, wait: bool) -> None:
-        arrived: dict[str, tuple[list, list]] = {}
-        for iteration, values in self._rows.take(ticket, wait):
+        rows = list(self._rows.take(ticket, wait))
+        for iteration, values in rows:
             self._watch.look(iteration, values)
-            for key, value, count in values:
-                found = arrived.get(key)
-                if found is None:
-                    found = arrived[key] = ([], [])
-                found[0].append(value)
-                found[1].append(count)
-        for key, (numbers, counts) in arrived.items():
+        for key, (numbers, counts) in by_key(values for _, values in rows).items():
             # Otherwise a hook has removed or replaced the history.
             if self._known[key] and type(self._hub.log_scalars.get(key)) is BoundedHistory:
                 self._hub.log_scalars[key].extend(numbers, counts)
@@ -213,13 +207,14 @@ class ScalarBuffer:
         Another thread may read it, so the copy references nothing that changes.
         """
         self.fetch(wait=False)
-        copy, arrivals = live.frozen(), self._rows.underway()
-        if not arrivals.shipments:
+        copy, shipments = live.frozen(), self._rows.underway()
+        if not shipments:
             return copy.plain()
 
         def arrive() -> None:
             copy.fetch = None
-            copy.extend(*arrivals.of(key))
+            for shipment in shipments:
+                copy.extend(*shipment.by_key.get(key, ((), ())))
 
         copy.fetch = arrive
         return copy

@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,14 @@ Values = list[tuple[str, float, int]]
 
 
 @dataclass(eq=False)
-class _Shipment:
-    """Rows that are being copied, and the position of each value in the copies."""
+class Shipment:
+    """Rows that are being copied. Reading them waits for the copies; any thread may read.
+
+    Attributes:
+        ticket: Number of the shipment, from 1.
+        rows: Iterations and their entries: key, value, count, and the kind of a copied value.
+        copies: Copies to the host by kind, each with the values of all rows in their order.
+    """
 
     ticket: int
     rows: list[tuple[int, list]]
@@ -38,7 +45,7 @@ class _Shipment:
         return all(copy.arrived for copy in self.copies.values())
 
     def unpack(self) -> Iterator[tuple[int, Values]]:
-        """Yield iteration and values of each row; wait for the copies."""
+        """Yield iteration and values of each row."""
         numbers = {kind: iter(copy.values()) for kind, copy in self.copies.items()}
         for iteration, entries in self.rows:
             yield (
@@ -49,30 +56,21 @@ class _Shipment:
                 ],
             )
 
+    @cached_property
+    def by_key(self) -> dict[str, tuple[list, list]]:
+        """Return values and counts by key."""
+        return by_key(values for _, values in self.unpack())
 
-class Arrivals:
-    """Values by key of copies in progress. Reading waits for them; any thread may read.
 
-    Args:
-        shipments: The copies, in order.
-    """
-
-    def __init__(self, shipments: list[_Shipment]) -> None:
-        self.shipments = shipments
-        self._by_key: dict[str, tuple[list, list]] | None = None
-
-    def of(self, key: str) -> tuple[list, list]:
-        """Return values and counts of a key."""
-        if self._by_key is None:
-            by_key: dict[str, tuple[list, list]] = {}
-            for shipment in self.shipments:
-                for _, values in shipment.unpack():
-                    for name, value, count in values:
-                        found = by_key.setdefault(name, ([], []))
-                        found[0].append(value)
-                        found[1].append(count)
-            self._by_key = by_key
-        return self._by_key.get(key, ([], []))
+def by_key(rows: Iterable[Values]) -> dict[str, tuple[list, list]]:
+    """Return the values and the counts of each key, in order."""
+    found: dict[str, tuple[list, list]] = {}
+    for values in rows:
+        for key, value, count in values:
+            numbers, counts = found.setdefault(key, ([], []))
+            numbers.append(value)
+            counts.append(count)
+    return found
 
 
 class ScalarRows:
@@ -87,9 +85,8 @@ class ScalarRows:
         self._open: list[tuple[str, Any, int]] = []
         self._rows: list[tuple[int, list]] = []
         self._tensors: dict[Kind, list[torch.Tensor]] = {}
-        self._underway: deque[_Shipment] = deque()
+        self._underway: deque[Shipment] = deque()
         self._sent = 0
-        self._arrivals = Arrivals([])
 
     def __len__(self) -> int:
         """Return the number of rows that have not been sent."""
@@ -141,7 +138,7 @@ class ScalarRows:
         if self._rows:
             copies = {kind: self._copy(torch.cat(rows)) for kind, rows in self._tensors.items()}
             self._sent += 1
-            self._underway.append(_Shipment(self._sent, self._rows, copies))
+            self._underway.append(Shipment(self._sent, self._rows, copies))
             self._rows, self._tensors = [], {}
         return self._sent
 
@@ -152,11 +149,9 @@ class ScalarRows:
                 return
             yield from self._underway.popleft().unpack()
 
-    def underway(self) -> Arrivals:
-        """Return what was sent and not taken; the same object until that changes."""
-        if self._arrivals.shipments != list(self._underway):
-            self._arrivals = Arrivals(list(self._underway))
-        return self._arrivals
+    def underway(self) -> list[Shipment]:
+        """Return what was sent and not taken."""
+        return list(self._underway)
 
     def has_taken(self, ticket: int) -> bool:
         """Return whether all rows of a ticket were taken."""

@@ -77,12 +77,11 @@ class RunRecorder:
         self._append(dict(kind='stages', **stages))
 
     def window(self) -> dict[str, Any] | None:
-        """Record the iterations since the last window, and return it; None without iterations."""
-        return self._write(*self._meter.take())
+        """Record the iterations since the last window, and return it; None without iterations.
 
-    def flush(self) -> None:
-        """Record a window without a log line; the timeline keeps only the last iterations."""
-        self.window()
+        Call it at log points, and earlier than the timeline drops iterations.
+        """
+        return self._write(*self._meter.take())
 
     def scalars(self, window: dict[str, Any]) -> dict[str, float]:
         """Return the scalars of a window for the visualizer."""
@@ -202,7 +201,10 @@ class RunRecorder:
 
     def _intervals(self) -> dict[str, int]:
         """Return the known intervals in iterations, to find periods in stalls."""
-        names = 'num_workers', 'log_interval', 'val_interval', 'checkpoint_interval', 'epoch_length'
+        names = (
+            'num_workers', 'log_interval', 'val_interval', 'checkpoint_interval', 'epoch_length',
+            'accumulation',
+        )  # fmt: skip
         return {name: self._setting[name] for name in names if (self._setting[name] or 0) > 1}
 
     def _append(self, *lines: dict[str, Any]) -> None:

@@ -44,9 +44,6 @@ WARM_UP = 5  # first iterations, which may be slow
 MOST_UNSEEN = 600
 FACTS = (*IterationCounters.NAMES, 'recompiles')
 MOST_SHAPES = 256
-# Iterations between two reads of the counters, the most expensive part of an iteration. They are
-# also read in each iteration that may be slow.
-COUNTED = 8
 LATE = 0.001  # seconds of waiting from which on the origin of a batch is recorded
 
 
@@ -165,7 +162,7 @@ class TrainingMonitor:
             self._log_window(runner, joins)
         else:
             self._gather(runner.iter + 1)
-            self.report.flush()
+            self.report.window()
         self.look_at = self.timeline.number + MOST_UNSEEN
         self._suspect = self._stats.suspect / NANO
 
@@ -235,16 +232,14 @@ class TrainingMonitor:
             self._profile.end(timeline.number)
 
     def _settle(self, runner: Any, arguments: dict[str, Any]) -> None:
-        """Annotate the iteration if it may be slow, after the last hook of the iteration."""
+        """Read the counters after the last hook, and annotate an iteration that may be slow."""
         timeline = self.timeline
-        may_be_slow = timeline.log[-1] - timeline.opened > self._suspect
-        if may_be_slow or not timeline.number % COUNTED:
-            if not timeline.is_open:  # a custom loop that does not call the hooks before a step
-                timeline.start()
-                return
-            self._count()
-            if may_be_slow:
-                timeline.annotate(self._note(arguments))
+        if not timeline.is_open:  # a custom loop that does not call the hooks before a step
+            timeline.start()
+            return
+        self._count()
+        if timeline.log[-1] - timeline.opened > self._suspect:
+            timeline.annotate(self._note(arguments))
 
     def _note(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the note of an iteration that may be slow; see `SlowIteration.note`."""

@@ -219,8 +219,9 @@ def _system_cause(slow: SlowIteration, lost: float) -> tuple[str, str, str] | No
     switched = slow.excess('involuntary_switches')
     if switched >= MANY_FAULTS:
         return 'host', 'other processes had the CPU', f' ({switched:.0f} involuntary switches)'
-    if slow.machine.get('psi_cpu', 0) >= MOST * lost:
-        return 'host', 'waiting for a CPU', f' ({duration(slow.machine["psi_cpu"])})'
+    waited = slow.machine.get('psi_cpu', 0)
+    if waited > 0 and waited >= MOST * lost:  # `lost` is 0 where no phase took longer than usual
+        return 'host', 'waiting for a CPU', f' ({duration(waited)})'
     return None
 
 

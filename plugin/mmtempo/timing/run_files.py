@@ -25,8 +25,8 @@ class RunFiles:
     Args:
         folder: Folder of both files.
         say: Called with messages about failed writes.
-        at_least: Minimum seconds between two summaries, and before the first one. A summary takes
-            as long to write as a short iteration, and the lines hold the same until then.
+        at_least: Minimum seconds between two summaries, and before the first one: a summary takes
+            as long to write as a short iteration. A run that is killed before has its lines only.
             Defaults to 60.0.
         clock: Clock in seconds, `time.monotonic` by default.
     """

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from .level_shift import SlowSpan, SpanTracker
+from .level_shift import LevelChange, SlowSpan
 
 FIRST = 20  # iterations of a kind that form its first baseline
 ENOUGH = 10  # iterations that form it where no more come for long
@@ -22,34 +23,19 @@ HELD = 64  # iterations that a level must last to be a reference for slow spans
 MARGIN = 1e-3  # seconds; a smaller excess is no stall, however fast the iterations are
 NEARLY = 0.8  # share of the stall threshold from which on an iteration is suspect
 SPREAD = 1.4826  # standard deviation over median absolute deviation, of a normal distribution
+_T = TypeVar('_T')
 
 
-class Judged(NamedTuple):
-    """Judgements, in the order in which they were made.
-
-    Attributes:
-        iterations: Indices in the stream, from 0.
-        usual: Usual seconds; nan where too few iterations of the kind were seen.
-        is_slow: Whether each iteration was slow.
-    """
-
-    iterations: np.ndarray
-    usual: np.ndarray
-    is_slow: np.ndarray
-
-
-class LevelChange(NamedTuple):
-    """Change of the usual time of a kind.
+class Stall(NamedTuple):
+    """Iteration that was slow for its kind.
 
     Attributes:
-        iteration: Index of the first iteration at the new level.
-        old: Usual seconds before.
-        new: Usual seconds from this iteration on.
+        iteration: Index in the stream, from 0.
+        usual: Usual seconds of its kind.
     """
 
     iteration: int
-    old: float
-    new: float
+    usual: float
 
 
 class StallDetector:
@@ -66,8 +52,8 @@ class StallDetector:
         one of the first 20 of a kind   when there are 20, by their median
         any                             after 384 iterations at the latest
 
-    A level that rises above a lasting one begins a slow span, until it is back or rises further;
-    the lost time is summed up.
+    A level that rises above a lasting one begins a slow span, until it is back or rises further.
+    An iteration is added to a span when its level is known: after 16 more, or with a change.
 
     The result does not depend on how the stream is split into blocks.
 
@@ -77,18 +63,27 @@ class StallDetector:
             Defaults to 0.25.
         window: Number of iterations of a kind, before its latest 16, that form the baseline.
             Defaults to 129.
+        on_change: Called with each change of the level; returns whether the time at a slower
+            level is lost. Defaults to None: it always is.
     """
 
-    def __init__(self, factor: float = 8.0, least: float = 0.25, window: int = 129) -> None:
+    def __init__(
+        self,
+        factor: float = 8.0,
+        least: float = 0.25,
+        window: int = 129,
+        on_change: Callable[[LevelChange], bool] | None = None,
+    ) -> None:
         if factor <= 0 or least <= 0 or window < FIRST:
             raise ValueError(
                 f'StallDetector needs factor > 0, least > 0 and window >= {FIRST}, found '
                 f'factor={factor}, least={least}, window={window}'
             )
         self._rule, self._window = _Rule(factor, least), window
+        self._on_change = on_change or (lambda change: True)
         self._kinds: dict[int, _Kind] = {}
         self._seen = 0
-        self._changes: list[LevelChange] = []
+        self._stalls: list[Stall] = []
         self._spans: list[SlowSpan] = []
 
     @property
@@ -101,8 +96,8 @@ class StallDetector:
         usual = min((kind.usual for kind in self._kinds.values() if kind.usual), default=0.0)
         return usual + NEARLY * max(self._rule.least * usual, MARGIN) if usual else 0.0
 
-    def look(self, seconds: np.ndarray, kinds: np.ndarray) -> Judged:
-        """Take the next iterations; return the judgements made now.
+    def look(self, seconds: np.ndarray, kinds: np.ndarray) -> list[Stall]:
+        """Take the next iterations; return the stalls found now, also earlier ones.
 
         Args:
             seconds: Total seconds of each iteration.
@@ -112,59 +107,43 @@ class StallDetector:
             raise ValueError(
                 f'seconds and kinds must have one length, found {len(seconds)} and {len(kinds)}'
             )
-        judged: list[_Judgement] = []
         for value, number in zip(np.asarray(seconds).tolist(), np.asarray(kinds).tolist()):
             kind = self._kinds.get(number)
             if kind is None:
-                kind = _Kind(self._rule, self._window, self._changes, self._spans)
-                self._kinds[number] = kind
-            kind.take(self._seen, value, judged)
+                kind = self._kinds[number] = _Kind(
+                    self._rule, self._window, self._on_change, self._stalls, self._spans
+                )
+            kind.take(_Seen(self._seen, value))
             self._seen += 1
             if not self._seen % STEP:
-                self._settle(self._seen - PATIENCE, judged)
-        return _arrays(judged)
+                self._settle(self._seen - PATIENCE)
+        return _emptied(self._stalls)
 
-    def flush(self) -> Judged:
+    def flush(self) -> list[Stall]:
         """Judge all deferred iterations by what is known, as at the end of a run."""
-        judged: list[_Judgement] = []
-        self._settle(self._seen, judged)
+        self._settle(self._seen)
         self._spans += self.open_spans()
         for kind in self._kinds.values():
-            kind.span.usual = None
-        return _arrays(judged)
-
-    def take_changes(self) -> list[LevelChange]:
-        """Return the changes of the level found since the last call."""
-        changes, self._changes[:] = list(self._changes), []
-        return changes
+            kind.span = None
+        return _emptied(self._stalls)
 
     def take_spans(self) -> list[SlowSpan]:
         """Return the slow spans that have ended since the last call; after `flush`, all."""
-        spans, self._spans[:] = list(self._spans), []
-        return spans
+        return _emptied(self._spans)
 
     def open_spans(self) -> list[SlowSpan]:
         """Return the slow spans that have not ended, up to the last iteration."""
-        return [kind.span.so_far() for kind in self._kinds.values() if kind.span.is_slow]
+        spans = [kind.span_so_far() for kind in self._kinds.values()]
+        return [span for span in spans if span is not None]
 
-    def accept(self, change: LevelChange) -> None:
-        """Take the new level as the usual one, because its reason is no loss."""
+    def _settle(self, before: int) -> None:
         for kind in self._kinds.values():
-            if kind.span.is_slow and kind.span.first == change.iteration:
-                kind.span.end()
-                kind.held = None
-
-    def _settle(self, before: int, judged: list[_Judgement]) -> None:
-        for kind in self._kinds.values():
-            kind.settle(before, judged)
+            kind.settle(before)
 
 
-_Judgement = tuple[int, float, bool]
-
-
-def _arrays(judged: list[_Judgement]) -> Judged:
-    indices, usual, is_slow = zip(*judged) if judged else ((), (), ())
-    return Judged(np.array(indices, np.int64), np.array(usual, float), np.array(is_slow, bool))
+def _emptied(found: list[_T]) -> list[_T]:
+    taken, found[:] = list(found), []
+    return taken
 
 
 class _Window:
@@ -224,12 +203,18 @@ class _Rule:
         return apart > 2 * window.spread()
 
 
-class _Seen(NamedTuple):
+@dataclass
+class _Seen:
     iteration: int
     seconds: float
-    usual: float
-    waits: bool  # the judgement is deferred
-    counts: float  # seconds within a slow span: a stall counts as usual, it has its own record
+    usual: float = math.nan
+    is_slow: bool = True
+    waits: bool = True  # the judgement is deferred
+
+    @property
+    def counts(self) -> float:
+        """Seconds within a slow span: a stall has its own record, so it counts as usual."""
+        return self.usual if self.is_slow else self.seconds
 
 
 class _Kind:
@@ -245,11 +230,17 @@ class _Kind:
     """
 
     def __init__(
-        self, rule: _Rule, window: int, changes: list[LevelChange], spans: list[SlowSpan]
+        self,
+        rule: _Rule,
+        window: int,
+        on_change: Callable[[LevelChange], bool],
+        stalls: list[Stall],
+        spans: list[SlowSpan],
     ) -> None:
-        self._rule, self._changes, self._spans = rule, changes, spans
-        self.span = SpanTracker(rule.least)
-        self.held: float | None = None  # the last level that lasted at least HELD iterations
+        self._rule, self._on_change, self._stalls, self._spans = rule, on_change, stalls, spans
+        self.span: SlowSpan | None = None
+        # The last level that lasted, with which spans are compared; not updated within a span.
+        self._held = math.inf
         self._first: list[_Seen] = []
         self._window, self._group = _Window(window), _Window(GROUP)
         self._latest: deque[_Seen] = deque()
@@ -260,114 +251,118 @@ class _Kind:
         """Return the usual seconds; 0 while too few iterations were seen."""
         return self._window.median() if self._window else 0.0
 
-    def take(self, iteration: int, seconds: float, judged: list[_Judgement]) -> None:
+    def take(self, seen: _Seen) -> None:
         """Add the next iteration of this kind."""
         if not self._window:
-            self._first.append(_Seen(iteration, seconds, math.nan, True, seconds))
+            self._first.append(seen)
             if len(self._first) == FIRST:
-                self._begin(judged)
+                self._begin()
             return
-        self._enter(_Seen(iteration, seconds, math.nan, True, seconds), judged)
+        self._enter(seen)
         if len(self._latest) >= AGREEING and self._rule.has_moved(self._window, self._group):
-            self._move(judged)
+            self._move()
 
-    def settle(self, before: int, judged: list[_Judgement]) -> None:
+    def settle(self, before: int) -> None:
         """Judge the deferred iterations before this index."""
-        if self._first and self._first[0].iteration < before:
-            if len(self._first) >= ENOUGH:
-                self._begin(judged)
-            else:
-                self._first = [self._give_up(seen, before, judged) for seen in self._first]
-        for index, seen in enumerate(self._latest):
-            if seen.waits and seen.iteration < before:
-                judged.append((seen.iteration, seen.usual, True))
-                self._latest[index] = seen._replace(waits=False)
+        if len(self._first) >= ENOUGH and self._first[0].iteration < before:
+            self._begin()
+        for seen in self._first:  # without a baseline: no stalls
+            seen.waits &= seen.iteration >= before
+        for seen in self._latest:
+            if seen.iteration < before:
+                self._judge(seen)
 
-    def _give_up(self, seen: _Seen, before: int, judged: list[_Judgement]) -> _Seen:
-        """Judge without a baseline, as not slow; the seconds still count for the baseline."""
-        if not seen.waits or seen.iteration >= before:
-            return seen
-        judged.append((seen.iteration, math.nan, False))
-        return seen._replace(waits=False)
+    def span_so_far(self) -> SlowSpan | None:
+        """Return a copy of the open span, with the latest iterations; None without an open one."""
+        if self.span is None:
+            return None
+        span = replace(self.span)
+        for seen in self._latest:
+            span.add(seen.iteration, seen.counts)
+        return span
 
-    def _begin(self, judged: list[_Judgement]) -> None:
+    def _begin(self) -> None:
         """Form the baseline from the first iterations, and judge them by it."""
         for seen in self._first:
             self._window.add(seen.seconds)
         self._counted = len(self._first)
         for seen in self._first:
-            self._enter(seen, judged)
+            self._enter(seen)
         self._first = []
 
-    def _enter(self, seen: _Seen, judged: list[_Judgement]) -> None:
+    def _enter(self, seen: _Seen) -> None:
         """Compare with the baseline; defer the judgement of a slow iteration."""
-        usual, is_slow = self._window.median(), self._rule.is_slow(seen.seconds, self._window)
-        if seen.waits and not is_slow:
-            judged.append((seen.iteration, usual, False))
+        self._compare(seen)
         if len(self._latest) == GROUP:
-            self._leave(judged)
-        counts = usual if is_slow else seen.seconds
-        waits = seen.waits and is_slow
-        self._latest.append(_Seen(seen.iteration, seen.seconds, usual, waits, counts))
+            self._leave()
+        self._latest.append(seen)
         self._group.add(seen.seconds)
-        self.span.add(seen.iteration, counts)
 
-    def _leave(self, judged: list[_Judgement]) -> None:
+    def _compare(self, seen: _Seen) -> None:
+        seen.usual = self._window.median()
+        seen.is_slow = self._rule.is_slow(seen.seconds, self._window)
+        seen.waits &= seen.is_slow
+
+    def _judge(self, seen: _Seen) -> None:
+        if seen.waits:
+            self._stalls.append(Stall(seen.iteration, seen.usual))
+            seen.waits = False
+
+    def _leave(self) -> None:
         """Judge the oldest of the latest, which no change of level can include any more."""
         seen = self._latest.popleft()
-        if seen.waits:
-            judged.append((seen.iteration, seen.usual, True))
+        self._judge(seen)
+        if self.span is not None:
+            self.span.add(seen.iteration, seen.counts)
         if self._counted:
             self._counted -= 1
         else:
             self._window.add(seen.seconds)
-            if self.span.is_back(self._window.median()):  # gradually, without a change of level
-                self._spans.append(self.span.end())
+            if not self._is_slow(self._window.median()):  # gradually, without a change of level
+                self._end_span()
 
-    def _move(self, judged: list[_Judgement]) -> None:
+    def _move(self) -> None:
         """Restart the baseline if the latest iterations agree on a level."""
         old, new = self._window.median(), self._group.median()
         band = min(abs(new - old) / 2, self._rule.least * new)
         near = [seen for seen in self._latest if abs(seen.seconds - new) <= band]
         if len(near) < AGREEING:
             return
-        start = near[0].iteration
-        self._changes.append(LevelChange(start, old, new))
-        if len(self._window) >= HELD and not self.span.is_slow:
-            self.held = old
+        change = LevelChange(near[0].iteration, old, new)
+        while self._latest[0] is not near[0]:
+            self._leave()
+        self._begin_or_end_span(change)
         self._window.clear()
         for seen in self._latest:
-            if seen.iteration >= start:
-                self._window.add(seen.seconds)
-        usual = self._window.median()
-        counts: list[tuple[_Seen, float]] = []  # seconds within a slow span, from `start` on
+            self._window.add(seen.seconds)
         for seen in self._latest:
-            if seen.iteration < start:
-                if seen.waits:
-                    judged.append((seen.iteration, seen.usual, True))
-                continue
             if seen.waits:
-                is_slow = self._rule.is_slow(seen.seconds, self._window)
-                judged.append((seen.iteration, usual, is_slow))
-                counts.append((seen, usual if is_slow else seen.seconds))
-            else:
-                counts.append((seen, seen.counts))
-        self._count(start, old, usual, counts)
+                self._compare(seen)
+                self._judge(seen)
+            if self.span is not None:
+                self.span.add(seen.iteration, seen.counts)
         self._latest.clear()
         self._group.clear()
         self._counted = 0
 
-    def _count(self, start: int, old: float, new: float, since: list[tuple[_Seen, float]]) -> None:
-        """Continue, end or begin a slow span after a change of the level."""
-        span, usual = self.span, self.span.usual or self.held
-        if span.is_slow and new < old and not span.is_back(new):
-            for seen, counts in since:
-                span.correct(counts - seen.counts)
-            return
-        if span.is_slow:
-            span.drop(start, [seen.counts for seen, _ in since])
-            self._spans.append(span.end())
-        if usual is not None and new > usual * (1 + self._rule.least):
-            span.begin(start, usual)
-            for seen, counts in since:
-                span.add(seen.iteration, counts)
+    def _begin_or_end_span(self, change: LevelChange) -> None:
+        """Compare the new level with the last one that lasted."""
+        is_loss = self._on_change(change)
+        if self.span is None and len(self._window) >= HELD:
+            self._held = change.old
+        is_slow = self._is_slow(change.new)
+        if is_slow and self.span is not None and change.new < change.old:
+            return  # falls, but not as far as the usual level
+        self._end_span()
+        if is_slow and is_loss:
+            self.span = SlowSpan(change.iteration, self._held)
+        elif is_slow:
+            self._held = change.new
+
+    def _is_slow(self, level: float) -> bool:
+        return level > self._held * (1 + self._rule.least)
+
+    def _end_span(self) -> None:
+        if self.span is not None:
+            self._spans.append(replace(self.span, is_over=True))
+            self.span = None

@@ -14,8 +14,8 @@ import numpy as np
 from mmtempo.utils.units import duration
 
 from .causes import Diagnosis, SlowIteration, diagnose
-from .level_shift import SlowSpan
-from .stall_detector import GROUP, LevelChange
+from .level_shift import LevelChange, SlowSpan
+from .stall_detector import GROUP
 from .timeline import NANO, Block, Timeline
 
 RECENT = 129  # number of earlier iterations that define what is usual
@@ -40,9 +40,15 @@ class History:
     first: int
 
     @cached_property
-    def facts(self) -> _Facts:
-        """Return the counts of each iteration."""
-        return _Facts(self.block.facts)
+    def counts(self) -> np.ndarray:
+        """Return the counts of each iteration, from the totals; nan where they are unknown."""
+        return np.diff(self.block.facts, axis=0, prepend=np.nan)
+
+    def usual_counts(self, rows: np.ndarray) -> np.ndarray:
+        """Return the median counts of the iterations in these rows; nan where they are unknown."""
+        counts = self.counts[rows]
+        known = counts[~np.isnan(counts).all(axis=1)]
+        return np.median(known, axis=0) if len(known) else np.full(counts.shape[1], np.nan)
 
     def alike(self, row: int) -> tuple[np.ndarray, int]:
         """Return the rows of the same kind as a row, and the index of the row among them."""
@@ -85,15 +91,14 @@ class StallRecords:
         alike, at = history.alike(row)
         near = alike[max(0, at - RECENT) :][: RECENT + 17]
         seconds, start = float(block.seconds[row]), self._clock(block.starts[row])
-        counted, usual_counts = history.facts.of(row, near)
         slow = SlowIteration(
             number=int(block.numbers[row]),
             seconds=seconds,
             usual=usual,
             spent=_named(self._timeline.names, block.spent[row]),
             usual_spent=_named(self._timeline.names, np.median(block.spent[near], axis=0)),
-            facts=_named(self._facts, counted),
-            usual_facts=_named(self._facts, usual_counts),
+            facts=_named(self._facts, history.counts[row]),
+            usual_facts=_named(self._facts, history.usual_counts(near)),
             machine=self._evidence(start, start + seconds),
             note=block.notes[row] or {},
         )
@@ -164,7 +169,7 @@ class StallRecords:
         earlier = before[apart <= AS_USUAL * change.old]
         if not len(earlier):
             return None
-        names, facts = self._timeline.names, history.facts
+        names = self._timeline.names
         # The first iteration of a new shape takes longer, so the level may change only after it.
         notes = [block.notes[one] or {} for one in [*before[-GROUP:], row]]
         note = next((one for one in notes if one.get('is_new_shape')), notes[-1])
@@ -176,8 +181,8 @@ class StallRecords:
             usual=change.old,
             spent=_named(names, np.median(block.spent[since], axis=0)),
             usual_spent=_named(names, np.median(block.spent[earlier], axis=0)),
-            facts=_named(self._facts, facts.usual(since)),
-            usual_facts=_named(self._facts, facts.usual(earlier)),
+            facts=_named(self._facts, history.usual_counts(since)),
+            usual_facts=_named(self._facts, history.usual_counts(earlier)),
             # Seconds of one iteration, as all other values here.
             machine={
                 key: value / len(since) if key in SECONDS else value
@@ -194,41 +199,6 @@ class StallRecords:
     def _evidence(self, start: float, end: float) -> dict[str, Any]:
         """Return the evidence of the machine; empty where it is not sampled."""
         return {} if self._machine is None else self._machine(start, end)
-
-
-class _Facts:
-    """Counts of single iterations, from running totals that are not read in each of them.
-
-    The increase between two reads is shared equally among the iterations between them. A slow
-    iteration gets all of it except for the usual share of the others.
-
-    Args:
-        totals: Running totals, one row per iteration; nan where they were not read.
-    """
-
-    def __init__(self, totals: np.ndarray) -> None:
-        read = np.flatnonzero(~np.isnan(totals).all(axis=1))
-        apart = np.diff(read)
-        self._added, self._among = np.zeros_like(totals), np.zeros(len(totals), np.int64)
-        if len(apart):
-            known = slice(read[0] + 1, read[-1] + 1)
-            rates = np.diff(totals[read], axis=0) / apart[:, None]
-            self._added[known] = np.repeat(rates, apart, axis=0)
-            self._among[known] = np.repeat(apart, apart)
-
-    def usual(self, near: np.ndarray) -> np.ndarray:
-        """Return the median counts of these iterations; nan where they are unknown."""
-        known = near[self._among[near] > 0]
-        if not len(known):
-            return np.full(self._added.shape[1], np.nan)
-        return np.median(self._added[known], axis=0)
-
-    def of(self, row: int, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the counts of a slow iteration, and the usual counts of iterations near it."""
-        usual = self.usual(near)
-        if np.isnan(usual).any():
-            usual = self._added[row]
-        return usual + self._among[row] * (self._added[row] - usual), usual
 
 
 def _fields(diagnosis: Diagnosis) -> dict[str, Any]:

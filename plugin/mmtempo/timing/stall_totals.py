@@ -1,9 +1,8 @@
-"""Cost of slow iterations: the longest stalls, and sums by cause."""
+"""Cost of slow iterations: sums by cause."""
 
 from __future__ import annotations
 
 import copy
-import heapq
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
@@ -15,30 +14,6 @@ MOST_OF_A_CAUSE = 256
 MOST_CAUSES = 64
 # Number of samples that are named with a period.
 MOST_SAMPLES = 16
-
-
-class LongestStalls:
-    """Stall records with the most lost time.
-
-    Args:
-        most: Maximum number of records.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heap: list[tuple[float, int, dict]] = []
-        self._seen = 0
-
-    def add(self, record: dict) -> None:
-        """Add a record; drop the shortest where there are too many."""
-        self._seen += 1
-        heapq.heappush(self._heap, (record['lost'], -self._seen, record))
-        if len(self._heap) > self._most:
-            heapq.heappop(self._heap)
-
-    def all(self) -> list[dict]:
-        """Return the records, the longest first."""
-        return [record for *_, record in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
 
 
 class StallTotals:
@@ -105,7 +80,7 @@ class StallTotals:
                     of=period.of,
                     worker=workers.most_common(1)[0][0] if workers else None,
                     samples=[sample for sample, _ in samples.most_common(MOST_SAMPLES)],
-                    text=f'{cause}: {period.text(intervals)}',
+                    text=f'{cause}: {period.text}',
                 )
             )
         return found

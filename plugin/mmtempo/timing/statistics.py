@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from .causes import NEW_SHAPE
-from .level_shift import SlowSpan
+from .level_shift import LevelChange, SlowSpan
 from .log_histogram import LogHistogram
-from .stall_detector import StallDetector
+from .stall_detector import Stall, StallDetector
 from .stall_records import History, StallRecords
-from .stall_totals import LongestStalls, StallTotals
+from .stall_totals import StallTotals
 from .timeline import Block, Timeline
 
 KEEP = 50  # number of longest stalls that are kept
@@ -59,8 +59,9 @@ class IterationStats:
         self._timeline, self._kinds_by = timeline, kinds_by
         categories = {} if categories is None else categories
         self._records = StallRecords(timeline, facts, categories, machine)
-        self._detector = StallDetector(factor)
-        self._longest = LongestStalls(keep)
+        self._detector = StallDetector(factor, on_change=self._record_change)
+        self._most = keep
+        self._longest: list[dict[str, Any]] = []
         self._lost = StallTotals()
         self._taken = 0
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
@@ -90,16 +91,12 @@ class IterationStats:
         block = self._timeline.last(self._timeline.ended - self._taken)
         self._taken = self._timeline.ended
         found = self._detector.look(block.seconds, self._kinds(block))
-        stalls = self._stalls(found.iterations, found.usual, found.is_slow)
-        accepted = self._note_changes()
         if is_last:
-            rest = self._detector.flush()
-            stalls += self._stalls(rest.iterations, rest.usual, rest.is_slow)
-        lost = sum(
-            stall['lost'] for stall in stalls
-        )  # without slow spans, which are older than this window
-        spans = self._detector.take_spans()
-        stalls += self._keep(self._of_spans(one for one in spans if one.first not in accepted))
+            found += self._detector.flush()
+        stalls = self._stalls(found)
+        # Without slow spans, which are older than this window.
+        lost = sum(stall['lost'] for stall in stalls)
+        stalls += self._keep(self._of_spans(self._detector.take_spans()))
         if not len(block):
             return None, stalls
         self._count(block)
@@ -140,7 +137,7 @@ class IterationStats:
                 count=whole.count,
                 by_cause=whole.by_cause,
             ),
-            stalls=sorted([*spans, *self._longest.all()], key=lambda one: -one['lost']),
+            stalls=_longest([*spans, *self._longest]),
             periods=self._lost.periods(intervals),
             changes=list(self._changes),
         )
@@ -192,45 +189,33 @@ class IterationStats:
             phases=dict(zip(self._timeline.names, block.spent.sum(axis=0).tolist())),
         )
 
-    def _stalls(
-        self, indices: np.ndarray, usual: np.ndarray, is_slow: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def _stalls(self, found: list[Stall]) -> list[dict[str, Any]]:
         """Return the records of the slow iterations."""
-        if not is_slow.any():
+        if not found:
             return []
         history = self._history()
-        pairs = zip(indices[is_slow].tolist(), usual[is_slow].tolist())
-        found = [self._records.of_one(history, index, seconds) for index, seconds in pairs]
-        return self._keep([record for record in found if record is not None])
+        records = [self._records.of_one(history, one.iteration, one.usual) for one in found]
+        return self._keep([record for record in records if record is not None])
 
     def _keep(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for record in records:
-            self._longest.add(record)
             self._lost.add(record)
+        self._longest = _longest([*self._longest, *records])[: self._most]
         return records
 
     def _history(self) -> History:
         block = self._timeline.last(self._timeline.ended)
         return History(block, self._kinds(block), self._timeline.ended - len(block))
 
-    def _note_changes(self) -> set[int]:
-        """Record changes of the level; return the starts of slower ones that are no loss.
+    def _record_change(self, change: LevelChange) -> bool:
+        """Record a change of the level; return whether a slower level is a loss.
 
-        A new input shape is no loss: the iterations do more work.
+        After a new input shape it is none: the iterations do more work.
         """
-        changes = self._detector.take_changes()
-        accepted: set[int] = set()
-        if not changes:
-            return accepted
-        history = self._history()
-        for change in changes:
-            record = self._records.of_change(history, change)
-            if any(part['cause'] == NEW_SHAPE for part in record.get('parts', ())):
-                self._detector.accept(change)
-                accepted.add(change.iteration)
-            self._changes.append(record)
-            self._pending_changes.append(record)
-        return accepted
+        record = self._records.of_change(self._history(), change)
+        self._changes.append(record)
+        self._pending_changes.append(record)
+        return all(part['cause'] != NEW_SHAPE for part in record.get('parts', ()))
 
     def _of_spans(self, spans: Iterable[SlowSpan]) -> list[dict[str, Any]]:
         found = (one for one in spans if one.iterations > 1 and one.lost > 0)
@@ -241,6 +226,10 @@ class IterationStats:
         if self._kinds_by not in self._timeline.names:
             return np.zeros(len(block), bool)
         return block.spent[:, self._timeline.names.index(self._kinds_by)] > 0
+
+
+def _longest(stalls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(stalls, key=lambda stall: -stall['lost'])
 
 
 def _steady_seconds(seconds: np.ndarray, kinds: np.ndarray) -> float:

@@ -17,11 +17,11 @@ from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.timeline import Timeline
 
 INTERVAL = 50  # iterations between two log points
-STALL = 331  # iterations between two stalls
+STALL = 331  # iterations between two stalls, at the end of each epoch
 WARNING = 10_000  # iterations between two warnings
 PHASES = ('data', 'forward', 'backward', 'step', 'hook:SparseLoggerHook', 'hook:X')
 SETTING = dict(
-    loop='PrefetchIterBasedTrainLoop', by_epoch=False, epoch_length=7000, num_workers=8,
+    loop='PrefetchIterBasedTrainLoop', by_epoch=False, epoch_length=STALL, num_workers=8,
     batch_size=4, world=2, accumulation=1, log_interval=INTERVAL, val_interval=5000,
     checkpoint_interval=5000, max_iters=1_000_000, parts=['PrefetchIterBasedTrainLoop'],
 )  # fmt: skip
