@@ -16,7 +16,7 @@ from mmtempo.checkpoint import directory as folder
 from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
 from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.checkpoint.resume import MARKER
-from mmtempo.checkpoint.saver import CheckpointSaver, SavingRunner
+from mmtempo.checkpoint.saver import CheckpointSaver, DeferredRemovals, SavingRunner
 from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs
 from mmtempo.checkpoint.weights_check import WeightsCheck
 from mmtempo.evaluation.owed_evaluation import is_owed
@@ -284,12 +284,12 @@ class AsyncCheckpointHook(CheckpointHook):
             if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
                 if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
                     oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
-                    self.file_backend.remove(osp.join(self.out_dir, oldest))
+                    self._saving.remove(osp.join(self.out_dir, oldest))
                 self.keep_ckpt_ids.append(step)
                 runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
             self._save_as(runner, self.filename_tmpl.format(step), meta)
             if self.by_epoch:
-                self.file_backend.remove(osp.join(self.out_dir, INTERRUPTED))
+                self._saving.remove(osp.join(self.out_dir, INTERRUPTED))
 
     def _save_as(self, runner: Any, name: str, meta: dict) -> None:
         assert self._saving is not None
@@ -312,8 +312,13 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is None or not self.save_best:
             super()._save_best_checkpoint(runner, metrics)
             return
-        with self._saving.batch():
-            super()._save_best_checkpoint(SavingRunner(runner, self._saving.add), metrics)
+        backend = self.file_backend
+        self.file_backend = DeferredRemovals(backend, self._saving.remove)
+        try:
+            with self._saving.batch():
+                super()._save_best_checkpoint(SavingRunner(runner, self._saving.add), metrics)
+        finally:
+            self.file_backend = backend
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
