@@ -47,11 +47,14 @@ class AsyncCheckpointHook(CheckpointHook):
     A failed save, as on a full disk, is logged and leaves the earlier files untouched; the next
     save is tried at its usual time. Only a failure of the last save fails the run.
 
-    SIGINT and SIGTERM end the run after the current iteration with a checkpoint. Several
-    processes end after the same iteration, within about 1 s or one iteration. The stock
-    epoch-based loop cannot resume within an epoch: `interrupted.pth` is saved and the epoch is
-    repeated, so what counts iterations, as a schedule by iteration, counts the repeated ones too.
-    `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal
+    SIGINT and SIGTERM end the run after the current iteration with a checkpoint. A prefetching
+    loop with workers also ends while it waits for a batch; other loops end when that batch has
+    arrived. A second Ctrl-C ends at once. Several processes end after the same iteration, within
+    about 1 s or one iteration.
+
+    The stock epoch-based loop cannot resume within an epoch: `interrupted.pth` is saved and the
+    epoch is repeated, so what counts iterations, as a schedule by iteration, counts the repeated
+    ones too. `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal
     interrupts, or that was due next, is noted in the checkpoint: the prefetching loops run it on
     resume, so that `save_best` judges it; stock loops omit it and the log reports that.
 
@@ -122,7 +125,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self._lock: FolderLock | None = None  # held from `before_run` to `after_run`
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
         self._stop = StopOnSignal(self._save_on_signal, self._abandon)
-        self._fence = SnapshotFence(self._before_change, self._stop.go_on)
+        self._fence = SnapshotFence(self._before_change, self.stop_if_asked)
 
     @property
     def saves_copies(self) -> bool:
@@ -194,9 +197,6 @@ class AsyncCheckpointHook(CheckpointHook):
                 'PrefetchIterBasedTrainLoop or PrefetchEpochBasedTrainLoop.'
             )
 
-    def before_train_epoch(self, runner: Any) -> None:
-        self._stop.before_epoch(runner)
-
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
@@ -249,6 +249,13 @@ class AsyncCheckpointHook(CheckpointHook):
         """
         if self._saving is not None and runner.iter:
             self._save_on_stop(runner, runner.epoch, runner.iter)
+
+    def stop_if_asked(self, runner: Any) -> None:
+        """End the run if a signal has arrived; for a loop, between two iterations.
+
+        A loop calls it while it waits for a batch, which may never arrive.
+        """
+        self._stop.between_iterations(runner)
 
     def _is_first_for_signals(self, runner: Any) -> bool:
         """Return whether this is the first hook of this type that saves on a signal."""
