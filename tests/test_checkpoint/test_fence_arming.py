@@ -18,6 +18,8 @@ from mmtempo.checkpoint.fence import SnapshotFence
 class ChangingHook(Hook):
     """Hook of a user that may change weights before the forward pass."""
 
+    priority = 'HIGHEST'
+
     def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
         pass
 
@@ -27,11 +29,11 @@ class Watched:
 
     def __init__(self, *hooks: Hook) -> None:
         self.is_copying = False
-        self.calls = self.active = 0
+        self.calls = self.between = 0
         parameter = torch.nn.Parameter(torch.zeros(1))
         parameter.grad = torch.ones(1)
         self.optimizer = torch.optim.SGD([parameter], 0.1)
-        self.fence = SnapshotFence(self._fence_call, self._activity)
+        self.fence = SnapshotFence(self._fence_call, self._between)
         self.runner: Any = SimpleNamespace(
             hooks=list(hooks),
             model=torch.nn.Linear(1, 1),
@@ -45,8 +47,9 @@ class Watched:
         self.calls += 1
         return self.is_copying
 
-    def _activity(self) -> None:
-        self.active += 1
+    def _between(self, runner: Any) -> None:
+        assert runner is self.runner
+        self.between += 1
 
     def iterate(self) -> int:
         """Run an iteration, and return how often it calls `fence`."""
@@ -61,11 +64,18 @@ class Watched:
         return len(self.optimizer._optimizer_step_pre_hooks)
 
 
+def test_fence_is_installed_once_before_all_other_hooks() -> None:
+    """Also before one of priority HIGHEST, whose changes it must precede."""
+    watched = Watched(ChangingHook())
+    assert not watched.fence.install(watched.runner)
+    assert [type(hook) for hook in watched.runner.hooks] == [SnapshotFence, ChangingHook]
+
+
 def test_disarmed_fence_is_not_called() -> None:
     watched = Watched(ChangingHook())
     assert [watched.iterate() for _ in range(3)] == [0, 0, 0]
     assert watched.hooks_of_optimizer == 0
-    assert watched.active == 6
+    assert watched.between == 3
 
 
 @pytest.mark.parametrize('is_early', [False, True])

@@ -88,13 +88,30 @@ def test_file_that_is_written_again_is_not_removed(tmp_path: Path) -> None:
     assert runner.message_hub.get_info('best_score') == 0.9
 
 
-def test_deferred_removals_are_recorded() -> None:
-    backend = DeferredRemovals(LocalBackend())
+def test_deferred_removals_are_passed_on() -> None:
+    removed: list[str] = []
+    backend = DeferredRemovals(LocalBackend(), removed.append)
     assert backend.join_path('a', 'b') == 'a/b'
     backend.remove('x')
     backend.rmtree('y')
-    assert backend.take() == ['x', 'y']
-    assert backend.take() == []
+    assert removed == ['x', 'y']
+
+
+def test_file_backend_is_replaced_only_while_stock_saves_the_best(tmp_path: Path) -> None:
+    seen: list[type] = []
+
+    def looks(cfg: Config) -> None:
+        cfg.train_cfg.val_interval = 12
+
+    runner = build(KINDS[1], tmp_path, looks, interval=3, save_best='acc')
+    hook = hook_of(runner)
+    is_better = hook.rule_map['greater']
+    hook.is_better_than['acc'] = lambda *scores: (
+        seen.append(type(hook.file_backend)) or is_better(*scores)
+    )
+    runner.train()
+    assert seen == [DeferredRemovals]
+    assert type(hook.file_backend) is LocalBackend
 
 
 def test_saving_runner_replaces_only_save_checkpoint() -> None:
@@ -130,7 +147,6 @@ def test_error_in_a_batch_restores_hook_and_hub() -> None:
     assert one._hook.keep_ckpt_ids.maxlen == 2
     assert dict(hub.runtime_info) == dict(best_score=0.5)
     one.close()
-    assert isinstance(one._hook.file_backend, LocalBackend)
 
 
 @pytest.mark.parametrize('order', [(0,), (1,), (0, 1), (1, 0)])

@@ -79,27 +79,33 @@ class SignallingModel(ToyModel):
 
 @DATASETS.register_module()
 class BlockingDataset(ToyDataset):
-    """Dataset that sends a signal to the training at one sample, which it never returns.
+    """Dataset that sends a signal to the training at one sample.
 
     Args:
-        at: Number of the sample, from 1.
+        at: Number of the sample, from 1, in the process that makes it.
         number: Number of the signal.
         work: Work dir of the training. Defaults to ''.
+        returns: Whether the training itself makes this sample. Defaults to False: a worker begins
+            it, and never returns it.
     """
 
-    def __init__(self, at: int, number: int, work: str = '') -> None:
+    def __init__(self, at: int, number: int, work: str = '', returns: bool = False) -> None:
         super().__init__()
         self.at, self.number, self.work, self.calls = at, number, work, 0
-        self.owner = os.getpid()
+        self.owner = self.process = os.getpid()
+        self.returns = returns
 
     def __getitem__(self, index: int) -> dict:
+        is_worker = os.getpid() != self.owner
+        if os.getpid() != self.process:  # forked, perhaps after samples were made for a plan
+            self.process, self.calls = os.getpid(), 0
         self.calls += 1
-        if self.calls == self.at:
+        if self.calls == self.at and is_worker != self.returns:
             # Wait until the batches loaded ahead have been trained on.
-            while os.getpid() != self.owner and reached(Path(self.work)) < self.at // 2:
+            while is_worker and reached(Path(self.work)) < self.at // 2:
                 time.sleep(0.01)
             os.kill(self.owner, self.number)
-            time.sleep(1000)
+            time.sleep(0 if self.returns else 1000)
         return super().__getitem__(index)
 
 
@@ -126,7 +132,7 @@ class Finalized:
 
 @HOOKS.register_module()
 class FinalizingHook(Hook):
-    """Hook that sends a signal in a finalizer, where Python drops what the handler raises."""
+    """Hook that sends a signal in a finalizer, where Python drops any exception."""
 
     priority = 'LOWEST'
 
@@ -144,14 +150,18 @@ def model(at: int, number: int, **options: Any) -> dict:
     }
 
 
-def data(at: int, number: int, workers: int = 0) -> dict:
-    loader = 'train_dataloader'
-    return {
-        f'{loader}.dataset.type': 'BlockingDataset',
-        f'{loader}.dataset.at': at,
-        f'{loader}.dataset.number': number,
-        f'{loader}.num_workers': workers,
-    }
+def data(at: int, number: int, work: Path, loop: str = 'PrefetchIterBasedTrainLoop') -> dict:
+    """Return options of a training whose worker blocks at a sample."""
+    options = dict(type='BlockingDataset', at=at, number=number, work=str(work))
+    options = {f'train_dataloader.dataset.{key}': value for key, value in options.items()}
+    workers = {'train_dataloader.num_workers': 1, 'train_dataloader.persistent_workers': True}
+    return options | workers | {'train_cfg.type': loop}
+
+
+def late_data(at: int, number: int) -> dict:
+    """Return options of a stock training, which itself waits for a sample."""
+    options = dict(type='BlockingDataset', at=at, number=number, returns=True)
+    return {f'train_dataloader.dataset.{key}': value for key, value in options.items()}
 
 
 def finalizer(at: int, number: int) -> dict:
@@ -183,15 +193,14 @@ CASES = {
     'iteration that is saved': (model(9, TERM), 9),
     'finalizer': (finalizer(8, INT), 8),
     'finalizer, terminated': (finalizer(8, TERM), 8),
-    'waiting for data': (data(2 * 8 + 1, INT), 8),
-    'waiting for data, terminated': (data(2 * 8 + 1, TERM), 8),
-    'waiting for a loader': (data(2 * 8 + 1, TERM, workers=1), 8),
+    'making a batch': (late_data(2 * 8 + 1, INT), 8),
+    'making a batch, terminated': (late_data(2 * 8 + 1, TERM), 8),
     'evaluation': (model(4, INT, mode='predict') | {'train_cfg.val_interval': 5}, 10),
     'evaluation, terminated': (model(4, TERM, mode='predict'), 12),
     'evaluation of other weights': (
         model(3, TERM, mode='predict')
         | {'train_cfg.val_interval': 5, 'custom_hooks': [dict(type='SwappingHook')]},
-        11,
+        10,
     ),
 }
 
@@ -203,18 +212,29 @@ def test_signal_ends_the_run_with_a_checkpoint(
     options, iteration = CASES[case]
     number = options.get('model.number', options.get('train_dataloader.dataset.number'))
     work = tmp_path / 'work'
-    if 'loader' in case:
-        options = options | {'train_dataloader.dataset.work': str(work)}
     text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
     assert f'{signal.Signals(number).name}: stopped after {iteration} iterations.' in text
     assert f'newest checkpoint: {work}/iter_{iteration}.pth' in text
-    assert 'Traceback' not in text  # also not for an exception dropped in a finalizer
+    assert 'Traceback' not in text
     assert marked(work).name == f'iter_{iteration}.pth'
     assert temporaries(work) == []
     if 'custom_hooks' in options:
         return  # these hooks change the training
     text = forks.run(train, tmp_path / 'log', work=str(work), resume=True)
     assert resumed_at(text) == iteration
+    assert_same(marked(work), undisturbed)
+
+
+@pytest.mark.parametrize('number', [INT, TERM])
+def test_signal_ends_the_wait_for_a_batch(number: int, undisturbed: Path, tmp_path: Path) -> None:
+    """The batch may never arrive; workers of a prefetching loop make it."""
+    work = tmp_path / 'work'
+    options = data(2 * 8 + 1, number, work)
+    text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
+    assert 'stopped after 8 iterations' in text
+    assert 'Traceback' not in text
+    text = forks.run(train, tmp_path / 'log', work=str(work), resume=True)
+    assert resumed_at(text) == 8
     assert_same(marked(work), undisturbed)
 
 
@@ -244,9 +264,9 @@ def test_weights_swapped_for_an_evaluation_are_not_saved(tmp_path: Path) -> None
     forks.run(through_tool, tmp_path / 'log', 143, work=str(work), **options)
     forks.run(
         train, tmp_path / 'log', work=str(tmp_path / 'other'),
-        **{'train_cfg.max_iters': 11, 'train_cfg.val_interval': 100, 'custom_hooks': []},
+        **{'train_cfg.max_iters': 10, 'train_cfg.val_interval': 100, 'custom_hooks': []},
     )  # fmt: skip
-    found, expected = (state(folder / 'iter_11.pth') for folder in (work, tmp_path / 'other'))
+    found, expected = (state(folder / 'iter_10.pth') for folder in (work, tmp_path / 'other'))
     for name, weight in expected['state_dict'].items():
         torch.testing.assert_close(found['state_dict'][name], weight)  # adding 5 rounds
 
@@ -281,9 +301,8 @@ def test_save_on_signal_false_keeps_the_default_handlers(
 @pytest.mark.parametrize('number', [INT, TERM])
 def test_signal_before_the_first_iteration_saves_nothing(number: int, tmp_path: Path) -> None:
     work = tmp_path / 'work'
-    text = forks.run(
-        through_tool, tmp_path / 'log', 128 + number, work=str(work), **data(1, number)
-    )
+    options = data(1, number, work)
+    text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
     assert 'stopped after 0 iterations' in text
     assert files(work) == []
 
@@ -292,7 +311,7 @@ def test_signal_right_after_a_resume_saves_nothing(tmp_path: Path) -> None:
     work = tmp_path / 'work'
     forks.run(through_tool, tmp_path / 'log', 143, work=str(work), **model(8, TERM))
     before = marked(work).stat()
-    options = data(1, TERM) | {'resume': True}
+    options = data(1, TERM, work) | {'resume': True}
     text = forks.run(through_tool, tmp_path / 'log', 143, work=str(work), **options)
     assert 'stopped after 8 iterations' in text
     assert marked(work).stat() == before
@@ -316,7 +335,7 @@ def test_signal_within_an_epoch_repeats_it(tmp_path: Path) -> None:
     ('options', 'epoch'),
     [
         (model(40, TERM), 2),  # the last iteration of the epoch
-        (data(41, TERM), 1),  # the first sample of an epoch: the loader starts again
+        (late_data(41, TERM), 1),  # the first sample of an epoch: the loader starts again
         (model(4, TERM, mode='predict'), 2),
     ],
 )
@@ -329,6 +348,19 @@ def test_signal_at_the_end_of_an_epoch(
     assert marked(work).name == f'epoch_{epoch}.pth'
     text = forks.run(train, tmp_path / 'log', work=str(work), epochs=True, resume=True)
     assert f'resumed epoch: {epoch}, iter: {20 * epoch}' in text
+    assert_same(marked(work), undisturbed_epochs)
+
+
+def test_signal_ends_the_wait_for_the_first_batch_of_an_epoch(
+    undisturbed_epochs: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / 'work'
+    options = data(41, TERM, work, 'PrefetchEpochBasedTrainLoop')
+    text = forks.run(through_tool, tmp_path / 'log', 143, work=str(work), epochs=True, **options)
+    assert 'stopped after 20 iterations' in text
+    assert marked(work).name == 'epoch_1.pth'
+    text = forks.run(train, tmp_path / 'log', work=str(work), epochs=True, resume=True)
+    assert 'resumed epoch: 1, iter: 20' in text
     assert_same(marked(work), undisturbed_epochs)
 
 

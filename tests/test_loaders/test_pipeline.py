@@ -82,6 +82,23 @@ def test_hanging_sample_times_out_with_its_name() -> None:
     assert all(worker.exitcode is not None for worker in workers)
 
 
+def test_wait_for_a_batch_can_be_ended() -> None:
+    """As by a signal to the training, whose handler raises nothing."""
+    loader = build_loader(Failing('hang'), num_workers=2)
+
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    def take_all() -> None:
+        while True:
+            loader.take(on_wait=end)
+
+    with pytest.raises(KeyboardInterrupt):
+        take_all()
+    assert loader.place.samples <= 20  # at least the batch of sample 6 was not taken
+    loader.close()
+
+
 def test_loader_continues_after_an_error() -> None:
     """It raises the error again, and continues from the position that `seek` sets."""
     loader = build_loader(Failing('raise'), num_workers=1)

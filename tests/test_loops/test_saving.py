@@ -1,4 +1,4 @@
-"""The last state is saved by the checkpoint hook of the run, stock's or ours."""
+"""The last state is saved by the checkpoint hook of the run, stock's or ours; signals are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from mmengine.hooks import CheckpointHook, Hook
 
-from mmtempo.loops.saving import save_state
+from mmtempo.loops.saving import save_state, stop_if_asked
 from tests.testing.noisy import noisy
 from tests.testing.toy import train
 
@@ -28,6 +28,14 @@ def test_hook_that_can_save_now_is_used_once() -> None:
     runner = SimpleNamespace(hooks=[Hook(), *hooks])
     save_state(runner)
     assert [hook.saved for hook in hooks] == [[runner], []]
+
+
+def test_all_hooks_that_read_signals_are_asked() -> None:
+    asked: list[Any] = []
+    one = SimpleNamespace(stop_if_asked=asked.append)
+    runner = SimpleNamespace(hooks=[Hook(), one, one])
+    stop_if_asked(runner)
+    assert asked == [runner, runner]
 
 
 def test_run_without_checkpoints_saves_nothing() -> None:

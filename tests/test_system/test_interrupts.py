@@ -1,4 +1,4 @@
-"""Signals become requests; a second Ctrl-C raises."""
+"""Signals set a flag; a second Ctrl-C has its earlier effect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from mmtempo.system.interrupts import SIGNALS, Interrupts
 
 
 class Noting:
-    """An `Interrupts` and the requests that it has made."""
+    """An `Interrupts` that notes a second Ctrl-C."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
-        self.interrupts = Interrupts(self.done.append, lambda: self.done.append('second'))
+        self.is_wanted = True
+        self.interrupts = Interrupts(lambda: self.is_wanted, self.note)
+
+    def note(self) -> None:
+        self.done.append('second')
 
 
 @pytest.fixture
@@ -41,12 +45,12 @@ def handlers() -> list[Any]:
 
 
 @pytest.mark.parametrize('number', SIGNALS)
-def test_the_first_signal_becomes_a_request(number: signal.Signals, noting: Noting) -> None:
+def test_the_first_signal_only_sets_a_flag(number: signal.Signals, noting: Noting) -> None:
     noting.interrupts.install()
     assert noting.interrupts.requested is None
     signal.raise_signal(number)
     assert noting.interrupts.requested is number
-    assert noting.done == [number]
+    assert noting.done == []
 
 
 @pytest.mark.parametrize('first', SIGNALS)
@@ -56,24 +60,22 @@ def test_a_second_ctrl_c_raises(first: signal.Signals, noting: Noting) -> None:
     signal.raise_signal(first)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert noting.done == [first, 'second']
+    assert noting.done == ['second']
     assert handlers() == before  # a third one has the default effect
 
 
 def test_a_ctrl_c_forwarded_by_the_launcher_counts_once(noting: Noting) -> None:
     """The terminal signals all processes, and torchrun forwards the signal."""
     now = [5.0]
-    noting.interrupts = Interrupts(
-        noting.done.append, lambda: noting.done.append('second'), same=1.0, clock=lambda: now[0]
-    )
+    noting.interrupts = Interrupts(lambda: True, noting.note, same=1.0, clock=lambda: now[0])
     noting.interrupts.install()
     for now[0] in (5.0, 5.0, 5.9):
         signal.raise_signal(signal.SIGINT)
-    assert noting.done == [signal.SIGINT]
+    assert noting.done == []
     now[0] = 6.0
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert noting.done == [signal.SIGINT, 'second']
+    assert noting.done == ['second']
 
 
 @pytest.mark.parametrize(('name', 'same'), [('TORCHELASTIC_RUN_ID', 1.0), ('OTHER', 0.0)])
@@ -89,21 +91,35 @@ def test_a_second_sigterm_does_not_raise(first: signal.Signals, noting: Noting) 
     signal.raise_signal(first)
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
-    assert noting.done == [first]
+    assert noting.done == []
     assert noting.interrupts.requested is first
 
 
-def test_the_request_handler_may_raise(noting: Noting) -> None:
-    """As between two iterations of a training."""
-
-    def leave(number: signal.Signals) -> None:
-        raise SystemExit(128 + number)
-
-    noting.interrupts = Interrupts(leave, lambda: None)
+@pytest.mark.parametrize('number', SIGNALS)
+def test_signal_that_is_not_wanted_has_its_earlier_effect(
+    number: signal.Signals, noting: Noting
+) -> None:
+    """As after a failed training, which has not restored the handlers."""
+    seen: list[int] = []
+    signal.signal(number, lambda number, frame: seen.append(number))
+    before = handlers()
     noting.interrupts.install()
-    with pytest.raises(SystemExit, match='143'):
-        signal.raise_signal(signal.SIGTERM)
-    assert noting.interrupts.requested is signal.SIGTERM
+    noting.is_wanted = False
+    signal.raise_signal(number)
+    assert seen == [number]
+    assert handlers() == before
+    assert noting.interrupts.requested is None
+
+
+def test_handler_of_a_user_that_calls_the_earlier_one(noting: Noting) -> None:
+    noting.interrupts.install()
+    ours = signal.getsignal(signal.SIGINT)
+    assert callable(ours)
+    signal.signal(signal.SIGINT, lambda *args: ours(*args))
+    signal.raise_signal(signal.SIGINT)
+    assert noting.interrupts.requested is signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_ignored_signals_stay_ignored(noting: Noting) -> None:
@@ -112,7 +128,7 @@ def test_ignored_signals_stay_ignored(noting: Noting) -> None:
     noting.interrupts.install()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.raise_signal(signal.SIGTERM)
-    assert noting.done == [signal.SIGTERM]
+    assert noting.interrupts.requested is signal.SIGTERM
     noting.interrupts.restore()
     assert handlers() == [signal.SIG_IGN, signal.SIG_DFL]
 
@@ -166,14 +182,14 @@ FORKING = """
 import os, runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 Interrupts = runpy.run_path({path!r})['Interrupts']
-interrupts = Interrupts(lambda number: print('requested', number, flush=True), lambda: None)
+interrupts = Interrupts(lambda: True, lambda: None)
 interrupts.install()
 (there, told), (heard, go) = os.pipe(), os.pipe()
 pid = os.fork()
 if pid == 0:
     os.write(told, b'a')
     os.read(heard, 1)  # continues after a SIGINT
-    os.write(told, b'b')
+    os.write(told, b'b' if interrupts.requested is None else b'c')
     while True:
         signal.pause()
 os.read(there, 1)

@@ -15,8 +15,8 @@ import signal
 import struct
 import sys
 import time
+import zipfile
 
-END_OF_ARCHIVE = '<HHHHLLH'
 KILLED = [int(number) for number in os.environ['WRITER_KILLED'].split()]
 
 
@@ -55,7 +55,7 @@ before(os, 'remove')
 
 
 def packing(kind, *values):
-    if kind == END_OF_ARCHIVE:
+    if kind == zipfile.structEndArchive:
         step('end of archive')
     return plain_pack(kind, *values)
 

@@ -28,14 +28,17 @@ class SnapshotFence(Hook):
     Args:
         fence: Function that returns when the state may change. Its result says whether it must be
             called again before the next change.
-        on_activity: Function to call when the training continues after the end of an iteration.
+        between_iterations: Function of the runner to call between two iterations, before any
+            other hook of the next one.
     """
 
     priority = 'HIGHEST'
     time_category = 'checkpoint'  # where the monitor counts its time
 
-    def __init__(self, fence: Callable[[], bool], on_activity: Callable[[], None]) -> None:
-        self._fence, self._on_activity = fence, on_activity
+    def __init__(
+        self, fence: Callable[[], bool], between_iterations: Callable[[Any], None]
+    ) -> None:
+        self._fence, self._between_iterations = fence, between_iterations
         self._optimizers: list[Any] = []
         self._handles: list[Any] = []
         self._is_early = self._is_armed = self._is_traced = False
@@ -44,6 +47,8 @@ class SnapshotFence(Hook):
         """Insert this hook before all others; return False if it is installed already."""
         if self in runner.hooks:
             return False
+        # Not by `register_hook`, which puts it after other hooks of priority HIGHEST. It stays
+        # after the training, as hooks do, and does nothing there.
         runner.hooks.insert(0, self)
         return True
 
@@ -100,17 +105,20 @@ class SnapshotFence(Hook):
         if self._is_armed:
             self._fence()  # torch iterates over the pre-hooks, so none can be removed here
 
-    def before_train_iter(self, *args: Any, **kwargs: Any) -> None:
-        self._on_activity()
+    def before_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        self._between_iterations(runner)
         if self._is_early and self._is_armed:
             self._fence()
 
+    def before_train_epoch(self, runner: Any) -> None:
+        self._between_iterations(runner)
+        self._pass()
+
     def _pass(self, *args: Any, **kwargs: Any) -> None:
-        self._on_activity()
         if self._is_armed and not self._fence():
             self.disarm()
 
-    after_train_iter = before_train_epoch = after_train_epoch = _pass
+    after_train_iter = after_train_epoch = _pass
     before_val = after_val = before_val_epoch = before_test_epoch = after_train = _pass
 
 

@@ -37,28 +37,19 @@ class CheckpointError(RuntimeError):
 
 
 class DeferredRemovals:
-    """File backend that records paths to remove, since stock removes files before it saves.
+    """File backend that leaves removals to a save, since stock removes files before it saves.
 
     Args:
         backend: File backend for all other operations.
+        remove: Function that is called with the path of each file or folder to remove.
     """
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self._recorded: list[str] = []
+    def __init__(self, backend: Any, remove: Callable[[str], None]) -> None:
+        self._backend = backend
+        self.remove = self.rmtree = remove
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    def remove(self, path: str) -> None:
-        self._recorded.append(path)
-
-    rmtree = remove
-
-    def take(self) -> list[str]:
-        """Return the paths recorded since the last call."""
-        recorded, self._recorded = self._recorded, []
-        return recorded
+        return getattr(self._backend, name)
 
 
 class SavingRunner:
@@ -134,11 +125,17 @@ def _copy_of(value: Any) -> Any:
 
 
 class _Batch:
-    """Files that are saved together, and seconds that the training waited before."""
+    """Files that are saved together, and that they replace.
+
+    Args:
+        hook_state: State of hook and hub before.
+        waited: Seconds that the training waited for the previous save.
+    """
 
     def __init__(self, hook_state: _HookState, waited: float) -> None:
         self.hook_state, self.waited = hook_state, waited
         self.files: list[tuple[str, dict]] = []
+        self.old: list[str] = []
         self.marker: tuple[str, str] | None = None
         self.save: Save | None = None
         self.error: BaseException | None = None
@@ -160,8 +157,7 @@ class CheckpointSaver:
     """Saves of one training, one at a time.
 
     Args:
-        hook: Checkpoint hook that the files belong to. Its `file_backend` is replaced until
-            `close`.
+        hook: Checkpoint hook that the files belong to.
         runner: Runner of the training.
         on_copying: Function to call when a save starts to copy the state. From then on, `fence`
             must be called before the state changes.
@@ -179,7 +175,6 @@ class CheckpointSaver:
     ) -> None:
         self._hook, self._runner, self._overlaps = hook, runner, overlaps
         self._on_copying = on_copying
-        hook.file_backend = self._files = DeferredRemovals(hook.file_backend)
         self._writer: DurableWriter | None = None
         if is_main_process():
             parameter = next(unwrapped(runner.model).parameters(), torch.empty(0))
@@ -229,7 +224,6 @@ class CheckpointSaver:
             return
         waited = self.wait()
         start = time.perf_counter()
-        self._files.take()
         self._open = batch = _Batch(_HookState(self._hook, self._runner.message_hub), waited)
         try:
             with charged_to('checkpoint: staging'):
@@ -252,13 +246,18 @@ class CheckpointSaver:
             return
         for stock_only in ('file_client_args', 'backend_args'):
             options.pop(stock_only, None)
-        path = self._files.join_path(out_dir, filename)
+        path = self._hook.file_backend.join_path(out_dir, filename)
         folder = osp.join(self._cwd, out_dir)
         if osp.isdir(folder):  # an unmounted drive must not be replaced by a new folder
             with suppress(OSError):  # the writer reports the error
                 os.makedirs(osp.join(folder, osp.dirname(filename)), exist_ok=True)
         content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
         self._open.files.append((path, content))
+
+    def remove(self, path: str) -> None:
+        """Remove a file once those of the open batch are durable."""
+        assert self._open is not None
+        self._open.old.append(path)
 
     def report(self, is_last: bool = False) -> None:
         """Log a save that has ended, once.
@@ -319,9 +318,8 @@ class CheckpointSaver:
                 batch.hook_state.restore()
 
     def close(self) -> None:
-        """Wait for the writer, stop it and restore the hook's file backend."""
+        """Wait for the writer, and stop it."""
         self._end.detach()
-        self._hook.file_backend = self._files.backend
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -337,7 +335,7 @@ class CheckpointSaver:
         self._running.append(batch)
         files = [(osp.join(self._cwd, path), content) for path, content in batch.files]
         written = {path for path, _ in files}
-        old = [osp.join(self._cwd, path) for path in self._files.take()]
+        old = [osp.join(self._cwd, path) for path in batch.old]
         remove = [path for path in old if path not in written]
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:

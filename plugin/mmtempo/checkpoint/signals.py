@@ -36,14 +36,17 @@ class Reached(NamedTuple):
 
 
 class StopOnSignal:
-    """Handler of signals that stops a training where its state is consistent.
+    """Reader of received signals that stops a training where its state is consistent.
 
     ============================  ===================================================
     the signal arrives            the run ends
     ============================  ===================================================
     during an iteration           after it
-    between two iterations        at once, since the next batch may never arrive
-    before the first iteration    at once, without a checkpoint: nothing has changed
+    between two iterations        before the next one. A prefetching loop whose
+                                  workers make the batches ends at once, since the
+                                  next batch may never arrive
+    before the first iteration    in the same way, without a checkpoint: nothing has
+                                  changed
     during an evaluation          after its iteration; the averages are swapped back
     with several processes        after the same iteration in all of them, within about
                                   1 s, or after the current one if that takes longer;
@@ -65,18 +68,16 @@ class StopOnSignal:
         self._interrupts: Interrupts | None = None
         self._runner: Any = lambda: None
         self._start: tuple[int, int] | None = None
-        self._rest: Reached | None = None
-        self._ending: signal.Signals | None = None  # signal that stopped the training
+        self._is_announced = False
         self._agreement: SignalAgreement | None = None  # None for a single process
 
     def begin(self, runner: Any) -> None:
         """Install the handlers."""
         self.end()
-        self._ending = None
-        self._runner = weakref.ref(runner)
+        self._runner, self._is_announced = weakref.ref(runner), False
         self._start = (runner.epoch, runner.iter)
         self._agreement = SignalAgreement(runner.iter) if get_world_size() > 1 else None
-        self._interrupts = Interrupts(self._on_request, self._leave)
+        self._interrupts = Interrupts(self._is_training, self._leave)
         self._interrupts.install()
 
     def end(self) -> None:
@@ -84,13 +85,12 @@ class StopOnSignal:
         if self._interrupts is not None:
             self._interrupts.restore()
             self._interrupts = None
-        self._rest = None
 
-    def go_on(self) -> None:
-        """Note that the training has left the point between two iterations."""
-        self._rest = None
-        if self._ending is not None:
-            self._end_again()
+    def between_iterations(self, runner: Any) -> None:
+        """Stop if a single process has received a signal; called while its loop waits as well."""
+        requested = None if self._interrupts is None else self._interrupts.requested
+        if requested is not None and self._agreement is None:
+            self._stop(runner, requested, Reached(runner.epoch, runner.iter))
 
     def after_iteration(self, runner: Any, batch: int) -> None:
         """Stop if a signal has arrived; the state is consistent here.
@@ -99,35 +99,25 @@ class StopOnSignal:
             runner: Runner of the training.
             batch: Index of the batch within its epoch.
         """
-        if self._interrupts is None:
-            return
         # Schedules by epoch have not been stepped yet, so `after_epoch` stops instead.
-        if is_end_of_epoch(runner, batch):
+        if self._interrupts is None or is_end_of_epoch(runner, batch):
+            return
+        requested = self._requested(runner)
+        if requested is None and self._agreement is None:
             return
         done = runner.iter + 1
         owes = not counts_epochs(runner) and is_due(runner.train_loop, done)
-        self._rest = reached = Reached(
-            runner.epoch, done, owes
-        )  # from now on a signal stops at once
-        requested = self._interrupts.requested
+        reached = Reached(runner.epoch, done, owes)
         if self._agreement is not None:
             requested = self._agree(self._agreement.after_iteration, runner, reached)
         if requested is not None:
             self._stop(runner, requested, reached)
 
-    def before_epoch(self, runner: Any) -> None:
-        """Stop if a signal has arrived, since the data loader may take long to start."""
-        if self._interrupts is None:
-            return
-        self._rest = Reached(runner.epoch, runner.iter)
-        if self._interrupts.requested is not None and self._agreement is None:
-            self._stop(runner, self._interrupts.requested, self._rest)
-
     def after_epoch(self, runner: Any) -> None:
         """Stop if a signal has arrived; the state is consistent, with the epoch completed."""
         if self._interrupts is None:
             return
-        requested = self._interrupts.requested
+        requested = self._requested(runner)
         reached = Reached(runner.epoch, runner.iter)
         if counts_epochs(runner):
             epoch = runner.epoch + 1
@@ -149,10 +139,9 @@ class StopOnSignal:
             runner: Runner of the training.
             batch: Index of the batch within the evaluation.
         """
-        self._end_again()
         if self._interrupts is None:
             return
-        requested = self._interrupts.requested
+        requested = self._requested(runner)
         if self._agreement is not None:
             requested = self._agreement.in_evaluation(batch + 1, requested)
         if requested is None:
@@ -164,14 +153,22 @@ class StopOnSignal:
                 hook.after_val_epoch(runner)
         self._stop(runner, requested, Reached(runner.epoch, runner.iter, owes=True))
 
-    def _on_request(self, number: signal.Signals) -> None:
+    def _is_training(self) -> bool:
         runner = self._runner()
-        if runner is None or not is_training(runner):  # the training has failed
-            self.end()
-            signal.raise_signal(number)
-            return
-        if self._rest is not None and self._agreement is None:
-            self._stop(runner, number, self._rest)
+        return runner is not None and is_training(runner)
+
+    def _leave(self) -> None:
+        abandon = self._abandon()
+        if abandon is not None:
+            abandon()
+
+    def _requested(self, runner: Any) -> signal.Signals | None:
+        """Return the signal that this process has received; log it the first time."""
+        assert self._interrupts is not None
+        number = self._interrupts.requested
+        if number is None or self._is_announced:
+            return number
+        self._is_announced = True
         when = 'after this iteration'
         if self._agreement is not None:
             when = 'at the same iteration in all processes, within about 1 s or one iteration'
@@ -179,11 +176,7 @@ class StopOnSignal:
         runner.logger.warning(
             f'{number.name}: the run ends {when}, with a checkpoint; press {again} to end at once.'
         )
-
-    def _leave(self) -> None:
-        abandon = self._abandon()
-        if abandon is not None:
-            abandon()
+        return number
 
     def _agree(self, ask: Callable, runner: Any, reached: Reached) -> signal.Signals | None:
         """Exchange signals with the other processes; if one of them has died, save and raise."""
@@ -204,53 +197,16 @@ class StopOnSignal:
         save(runner, reached.epoch, reached.iteration, reached.owes)
 
     def _stop(self, runner: Any, number: signal.Signals, reached: Reached) -> None:
-        self._rest = None
         self._keep(runner, reached)
         if self._agreement is not None:
             self._agreement.wait()
         self.end()
         runner.logger.warning(f'{number.name}: stopped after {reached.iteration} iterations.')
-        self._ending = number
-        _end(number)
-
-    def _end_again(self) -> None:
-        """Raise the end again, since Python drops what a handler raises inside a finalizer."""
-        runner, number, self._ending = self._runner(), self._ending, None
-        # Not if the training has ended and the user evaluates the model afterwards.
-        if number is not None and runner is not None and is_training(runner):
-            self._ending = number
-            _end(number)
-
-
-class _Unraised:
-    """Replacement of `sys.unraisablehook` that does not report the dropped end of a training.
-
-    The end is no error, and `StopOnSignal._end_again` raises it again.
-
-    Args:
-        report: The hook that is replaced.
-    """
-
-    def __init__(self, report: Callable[[Any], Any]) -> None:
-        self._report = report
-        # Identifies the exception; a reference to it would keep its frames and the model alive.
-        self.mark = object()
-
-    def __call__(self, unraisable: Any) -> None:
-        if getattr(unraisable.exc_value, 'mark', None) is not self.mark:
-            self._report(unraisable)
-
-
-def _end(number: signal.Signals) -> None:
-    end = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-    if not isinstance(sys.unraisablehook, _Unraised):
-        sys.unraisablehook = _Unraised(sys.unraisablehook)
-    vars(end)['mark'] = sys.unraisablehook.mark
-    raise end
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def is_training(runner: Any) -> bool:
-    """Return whether the training loop is on the stack; no hook runs when an error ends it."""
+    """Return whether the training loop is on the stack; no hook runs when an error ends stock's."""
     run = inspect.unwrap(type(runner.train_loop).run).__code__
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (

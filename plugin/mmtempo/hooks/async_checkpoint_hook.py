@@ -16,7 +16,7 @@ from mmtempo.checkpoint import directory as folder
 from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
 from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.checkpoint.resume import MARKER
-from mmtempo.checkpoint.saver import CheckpointSaver, SavingRunner
+from mmtempo.checkpoint.saver import CheckpointSaver, DeferredRemovals, SavingRunner
 from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs
 from mmtempo.checkpoint.weights_check import WeightsCheck
 from mmtempo.evaluation.owed_evaluation import is_owed
@@ -47,11 +47,14 @@ class AsyncCheckpointHook(CheckpointHook):
     A failed save, as on a full disk, is logged and leaves the earlier files untouched; the next
     save is tried at its usual time. Only a failure of the last save fails the run.
 
-    SIGINT and SIGTERM end the run after the current iteration with a checkpoint. Several
-    processes end after the same iteration, within about 1 s or one iteration. The stock
-    epoch-based loop cannot resume within an epoch: `interrupted.pth` is saved and the epoch is
-    repeated, so what counts iterations, as a schedule by iteration, counts the repeated ones too.
-    `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal
+    SIGINT and SIGTERM end the run after the current iteration with a checkpoint. A prefetching
+    loop with workers also ends while it waits for a batch; other loops end when that batch has
+    arrived. A second Ctrl-C ends at once. Several processes end after the same iteration, within
+    about 1 s or one iteration.
+
+    The stock epoch-based loop cannot resume within an epoch: `interrupted.pth` is saved and the
+    epoch is repeated, so what counts iterations, as a schedule by iteration, counts the repeated
+    ones too. `PrefetchEpochBasedTrainLoop` resumes within the epoch. An evaluation that the signal
     interrupts, or that was due next, is noted in the checkpoint: the prefetching loops run it on
     resume, so that `save_best` judges it; stock loops omit it and the log reports that.
 
@@ -122,7 +125,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self._lock: FolderLock | None = None  # held from `before_run` to `after_run`
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
         self._stop = StopOnSignal(self._save_on_signal, self._abandon)
-        self._fence = SnapshotFence(self._before_change, self._stop.go_on)
+        self._fence = SnapshotFence(self._before_change, self.stop_if_asked)
 
     @property
     def saves_copies(self) -> bool:
@@ -194,9 +197,6 @@ class AsyncCheckpointHook(CheckpointHook):
                 'PrefetchIterBasedTrainLoop or PrefetchEpochBasedTrainLoop.'
             )
 
-    def before_train_epoch(self, runner: Any) -> None:
-        self._stop.before_epoch(runner)
-
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
@@ -250,6 +250,13 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is not None and runner.iter:
             self._save_on_stop(runner, runner.epoch, runner.iter)
 
+    def stop_if_asked(self, runner: Any) -> None:
+        """End the run if a signal has arrived; for a loop, between two iterations.
+
+        A loop calls it while it waits for a batch, which may never arrive.
+        """
+        self._stop.between_iterations(runner)
+
     def _is_first_for_signals(self, runner: Any) -> bool:
         """Return whether this is the first hook of this type that saves on a signal."""
         hooks = [hook for hook in runner.hooks if isinstance(hook, AsyncCheckpointHook)]
@@ -284,12 +291,12 @@ class AsyncCheckpointHook(CheckpointHook):
             if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
                 if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
                     oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
-                    self.file_backend.remove(osp.join(self.out_dir, oldest))
+                    self._saving.remove(osp.join(self.out_dir, oldest))
                 self.keep_ckpt_ids.append(step)
                 runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
             self._save_as(runner, self.filename_tmpl.format(step), meta)
             if self.by_epoch:
-                self.file_backend.remove(osp.join(self.out_dir, INTERRUPTED))
+                self._saving.remove(osp.join(self.out_dir, INTERRUPTED))
 
     def _save_as(self, runner: Any, name: str, meta: dict) -> None:
         assert self._saving is not None
@@ -312,8 +319,13 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saving is None or not self.save_best:
             super()._save_best_checkpoint(runner, metrics)
             return
-        with self._saving.batch():
-            super()._save_best_checkpoint(SavingRunner(runner, self._saving.add), metrics)
+        backend = self.file_backend
+        self.file_backend = DeferredRemovals(backend, self._saving.remove)
+        try:
+            with self._saving.batch():
+                super()._save_best_checkpoint(SavingRunner(runner, self._saving.add), metrics)
+        finally:
+            self.file_backend = backend
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:

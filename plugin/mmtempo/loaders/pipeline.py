@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,10 @@ class Pipeline:
         name: The config's key of the dataloader, for messages.
         waits: Statistics to update with each batch.
         slabs: Reusable memory for batches. Defaults to None: torch's shared memory.
+
+    Attributes:
+        on_wait: Function to call several times a second while workers make the next batch, or
+            None. What it raises ends the wait.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Pipeline:
         self._infos: collections.deque[BatchInfo] = collections.deque()
         self._timing: WorkerTiming | None = None
         self._ended = False
+        self.on_wait: Callable[[], None] | None = None
         self._oom_kills = oom_kills()
         self._ahead = pool.ahead
         status.clear()
@@ -189,6 +194,8 @@ class Pipeline:
             try:
                 return source.take(CHECK_INTERVAL)
             except queue.Empty:
+                if self.on_wait is not None:
+                    self.on_wait()
                 codes = self._pool.exit_codes()
                 # Torch may have asked a worker to end; only an exit code other than 0 is a death.
                 if any(codes.values()):

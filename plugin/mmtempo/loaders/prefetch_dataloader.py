@@ -195,10 +195,15 @@ class PrefetchDataLoader(DataLoader):
                 return
             yield batch
 
-    def take(self) -> Any:
-        """Return the next batch; raise StopIteration at the end unless the loader is endless."""
+    def take(self, on_wait: Callable[[], None] | None = None) -> Any:
+        """Return the next batch; raise StopIteration at the end unless the loader is endless.
+
+        Args:
+            on_wait: Function to call several times a second while workers make the batch; what it
+                raises ends the wait. Defaults to None.
+        """
         try:
-            return self._take()
+            return self._take(on_wait)
         except StopIteration:
             if not self.endless:
                 raise
@@ -207,14 +212,15 @@ class PrefetchDataLoader(DataLoader):
             raise ValueError(f'{self.name}: the sampler gives no batches')
         self._stop_pipeline()
         try:
-            return self._take()
+            return self._take(on_wait)
         except StopIteration:
             raise ValueError(f'{self.name}: the sampler gives no batches') from None
 
-    def _take(self) -> Any:
+    def _take(self, on_wait: Callable[[], None] | None) -> Any:
         if self._pipeline is None:
             self._begin()
         assert self._pipeline is not None
+        self._pipeline.on_wait = on_wait
         try:
             batch = next(self._batches)
         except StopIteration:

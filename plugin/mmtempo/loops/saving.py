@@ -1,4 +1,4 @@
-"""Save a checkpoint from within a loop that ends with an error."""
+"""End a training from within its loop, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ def save_state(runner: Any) -> None:
                     hook.out_dir, 'interrupted.pth', meta=dict(epoch=runner.epoch, iter=runner.iter)
                 )
             return
+
+
+def stop_if_asked(runner: Any) -> None:
+    """End the run if a signal asks for it; call it between two iterations."""
+    for hook in runner.hooks:
+        if hasattr(hook, 'stop_if_asked'):
+            hook.stop_if_asked(runner)

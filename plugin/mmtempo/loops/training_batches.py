@@ -23,7 +23,7 @@ from mmtempo.utils.units import duration
 
 from .accumulation import LogMeans
 from .device_stage import stage_for
-from .saving import save_state
+from .saving import save_state, stop_if_asked
 from .step_rescue import StepRescue
 
 # Key of the loader position in the message hub, which every checkpoint contains.
@@ -121,8 +121,11 @@ class TrainingBatches(Iterator):
         self._rescue = StepRescue(runner, infos=(PLACE,))
 
     def __next__(self) -> Any:
+        return self._take(on_wait=functools.partial(stop_if_asked, self._runner))
+
+    def _take(self, on_wait: Callable[[], None] | None = None) -> Any:
         try:
-            return self.loader.take()
+            return self.loader.take(on_wait)
         except LoaderError as error:
             self._runner.logger.error(str(error))
             save_state(self._runner)  # weights and position are those of a whole iteration
@@ -167,8 +170,8 @@ class TrainingBatches(Iterator):
         """Put the position after the last taken batch into the message hub.
 
         A checkpoint of this iteration must resume after that batch. Call it after the hooks at
-        `before_train_iter`: until then a signal saves the previous iteration at once, from then
-        on it is deferred to the end of this one.
+        `before_train_iter`, of which the first saves the previous iteration if a signal has
+        arrived.
         """
         position: dict[str, Any] = self.loader.place.as_dict()
         position.update(seed=self.loader.seed, iter=self._runner.iter + 1)
@@ -217,7 +220,7 @@ class TrainingBatches(Iterator):
             if is_last:
                 break
             with charged_to('data'):
-                batch = next(self)
+                batch = self._take()  # not `next`: a signal waits for the end of the update
         return means.take()
 
     @property

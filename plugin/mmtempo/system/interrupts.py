@@ -1,4 +1,4 @@
-"""Turn SIGINT and SIGTERM into a request that is handled when the state is consistent."""
+"""Turn SIGINT and SIGTERM into a flag that a training reads when its state is consistent."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ FORWARDED = 1.0 if 'TORCHELASTIC_RUN_ID' in os.environ else 0.0
 
 
 class Interrupts:
-    """Signal handlers that record the first signal; a second Ctrl-C raises at once.
+    """Signal handlers that record the first signal; the earlier handler gets a second Ctrl-C.
 
     Args:
-        on_request: Called with the first signal, by the main thread, at any point of its code.
-        on_second: Called before a second Ctrl-C raises KeyboardInterrupt.
+        is_wanted: Returns whether anything still reads `requested`. If not, the earlier handlers
+            are restored and get the signal. It is called by the main thread, in a handler.
+        on_second: Called before the earlier handler gets a second Ctrl-C.
         same: Seconds after the first signal in which a Ctrl-C counts as the same one, forwarded
             by the launcher: 1 s under torchrun, else 0.
         clock: Returns seconds; `time.monotonic` if not given.
+
+    Attributes:
+        requested: The first signal; None before it.
     """
 
     def __init__(
         self,
-        on_request: Callable[[signal.Signals], None],
+        is_wanted: Callable[[], bool],
         on_second: Callable[[], None],
         same: float = FORWARDED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_request, self._on_second = on_request, on_second
+        self._is_wanted, self._on_second = is_wanted, on_second
         self._same, self._clock, self._at = same, clock, 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._owner = os.getpid()
@@ -62,16 +66,26 @@ class Interrupts:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
-        if self.requested is None:
+        if not self._is_wanted():
+            self._pass_on(number, frame)
+        elif self.requested is None:
             self.requested, self._at = signal.Signals(number), self._clock()
             if number == signal.SIGTERM and hasattr(signal, 'SIGCHLD'):
                 # torch would raise an error for workers that the same signal has terminated.
                 signal.signal(signal.SIGCHLD, _ignore)
-            self._on_request(self.requested)
         elif number == signal.SIGINT and self._clock() - self._at >= self._same:
-            self.restore()
             self._on_second()
-            raise KeyboardInterrupt
+            self._pass_on(number, frame)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Restore the earlier handlers, and have the one of this signal act on it."""
+        self.restore()
+        earlier = _still_valid(signal.Signals(number), self._before[signal.Signals(number)])
+        if callable(earlier):
+            earlier(number, frame)
+        else:  # the default: the signal ends the process
+            signal.signal(number, earlier)
+            signal.raise_signal(number)
 
 
 def _still_valid(number: signal.Signals, handler: Any) -> Any:

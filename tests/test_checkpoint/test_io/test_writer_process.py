@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import errno
-import fcntl
-import mmap
 import os
 import random
 import re
@@ -22,10 +20,7 @@ from mmtempo.checkpoint.io import writer_process
 from mmtempo.checkpoint.io.archive import check_archive
 from mmtempo.checkpoint.io.writer_process import (
     ALIGNMENT,
-    LARGE,
-    PAGE,
     TEMPORARY,
-    DirectFile,
     do,
     replace_durably,
     temporary_of,
@@ -46,8 +41,8 @@ def starts(path: Path | str) -> dict[str, int]:
     return found
 
 
-def test_imports_the_standard_library_and_zlib_ng_only() -> None:
-    """It is run without site packages; the path of zlib-ng is an argument."""
+def test_imports_the_standard_library_only() -> None:
+    """It is run without site packages."""
     with open(writer_process.__file__) as file:
         tree = ast.parse(file.read())
     names = {
@@ -56,15 +51,15 @@ def test_imports_the_standard_library_and_zlib_ng_only() -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in node.names
     }
-    assert {name.partition('.')[0] for name in names} <= {*sys.stdlib_module_names, 'zlib_ng'}
+    assert {name.partition('.')[0] for name in names} <= set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize('limit', [writer_process.ZIP64_LIMIT, 1000])
+@pytest.mark.parametrize('limit', [zipfile.ZIP64_LIMIT, 1000])
 def test_records_are_aligned_with_and_without_zip64(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The header of a record above 2 GiB is longer; here above 1000 bytes."""
-    monkeypatch.setattr(writer_process, 'ZIP64_LIMIT', limit)
+    monkeypatch.setattr(zipfile, 'ZIP64_LIMIT', limit)
     memory = memoryview(bytes(range(256)) * 40)
     records: list[tuple[str, Any]] = [
         ('data.pkl', b'pickled'),
@@ -100,83 +95,25 @@ def test_more_records_than_a_zip_without_zip64_can_count(tmp_path: Path) -> None
         assert archive.read(f'archive/{count - 1}') == b''
 
 
-@pytest.fixture
-def memory() -> memoryview:
-    shared = mmap.mmap(-1, 16 * LARGE)
-    shared[:] = random.Random(0).randbytes(len(shared))
-    return memoryview(shared)
+def test_long_file_is_synced_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pages of it are in the page cache at any time; each part is reported as progress."""
+    synced, reported = [], []
+    original = os.posix_fadvise
 
+    def fadvise(file: int, start: int, length: int, advice: int) -> None:
+        synced.append(os.fstat(file).st_size)
+        assert (start, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        original(file, start, length, advice)
 
-def large_and_small(memory: memoryview) -> list[tuple[str, Any]]:
-    sizes = [LARGE, 3, LARGE - 1, LARGE + 1, 2 * LARGE + PAGE, 0, PAGE, 3 * LARGE + 77]
-    records: list[tuple[str, Any]] = [('data.pkl', b'pickled' * PAGE)]  # not in the shared memory
-    offset = 0
-    for number, size in enumerate(sizes):
-        records.append((f'data/{number}', (offset, size)))
-        offset += -(-size // ALIGNMENT) * ALIGNMENT
-    return [*records, ('large', bytes(memory[:LARGE])), ('version', b'3\n')]
-
-
-def test_direct_file_is_the_same_as_a_regular_one(memory: memoryview, tmp_path: Path) -> None:
-    """And most of it is written from the shared memory, without a copy."""
-    written = []
-    original = os.pwrite
-
-    def pwrite(file: int, content: memoryview, position: int) -> int:
-        written.append((content.obj is memory.obj, len(content)))
-        return original(file, content, position)
-
-    records = large_and_small(memory)
-    with open(tmp_path / 'usual', 'wb') as file:
-        write_archive(file, records, memory)
-    (tmp_path / 'direct').touch()
-    with DirectFile(str(tmp_path / 'direct')) as direct, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, 'pwrite', pwrite)
-        write_archive(direct, records, memory)
-        direct.flush()
-    assert (tmp_path / 'direct').read_bytes() == (tmp_path / 'usual').read_bytes()
-    # The first and the last page of a record contain parts of other records.
-    in_place = sum(size for is_in_place, size in written if is_in_place)
-    large = [content[1] for _, content in records if isinstance(content, tuple)]
-    large = [size for size in large if size >= LARGE]
-    assert sum(large) - 2 * PAGE * len(large) <= in_place <= sum(large)
-    assert check_archive(str(tmp_path / 'direct')) is None
-
-
-@pytest.mark.parametrize('refuses', ['open', 'pwrite'])
-def test_file_system_without_direct_files(
-    refuses: str, memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file system refuses O_DIRECT when the file is opened, or at the first write."""
-    original = getattr(os, refuses)
-    refused = []
-
-    def refusing(file: Any, *args: Any) -> Any:
-        direct = args[0] if refuses == 'open' else fcntl.fcntl(file, fcntl.F_GETFL)
-        if direct & os.O_DIRECT:
-            refused.append(file)
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return original(file, *args)
-
-    monkeypatch.setattr(os, refuses, refusing)
-    records = large_and_small(memory)
+    monkeypatch.setattr(os, 'posix_fadvise', fadvise)
+    monkeypatch.setattr(writer_process, 'PART', 1000)
+    memory = memoryview(random.Random(0).randbytes(5000))
+    records: list[tuple[str, Any]] = [('a', (0, 3500)), *[(f'{n}', (n, 300)) for n in range(9)]]
+    records.append(('version', b'3\n'))
     path = str(tmp_path / 'a')
-    replace_durably(path, lambda file: write_archive(file, records, memory))
-    assert len(refused) == 1
-    assert check_archive(path) is None
-    with zipfile.ZipFile(path) as archive:
-        for name, (offset, size) in (one for one in records if isinstance(one[1], tuple)):
-            assert archive.read(f'archive/{name}') == bytes(memory[offset : offset + size])
-
-
-def test_partial_writes_are_continued(
-    memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = os.pwrite
-    monkeypatch.setattr(os, 'pwrite', lambda file, content, at: original(file, content[:PAGE], at))
-    records = large_and_small(memory)
-    path = str(tmp_path / 'a')
-    replace_durably(path, lambda file: write_archive(file, records, memory))
+    size = replace_durably(path, lambda file: write_archive(file, records, memory, reported.append))
+    assert synced == [*reported, size]
+    assert max(map(int.__sub__, synced, [0, *synced])) < 2000
     assert check_archive(path) is None
 
 

@@ -9,10 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import zlib_ng
 
 from . import writer_process
 
@@ -40,9 +37,8 @@ class WriterClient:
     def __init__(self) -> None:
         # -I and -S leave out user and site packages. In a new session, the process gets no SIGINT
         # from the terminal.
-        packages = str(Path(zlib_ng.__path__[0]).parent)
         self._process = subprocess.Popen(
-            [sys.executable, '-I', '-S', writer_process.__file__, str(os.getpid()), packages],
+            [sys.executable, '-I', '-S', writer_process.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

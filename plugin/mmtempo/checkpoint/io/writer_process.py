@@ -1,4 +1,4 @@
-"""Program that writes checkpoints durably; it imports the standard library and zlib-ng only.
+"""Program that writes checkpoints durably; it imports the standard library only.
 
 It is run by its path, because importing torch would cost 200 MB of memory and seconds of start-up
 time. It is a process and not a thread, because a thread has to acquire the GIL for each of the
@@ -26,6 +26,7 @@ import socket
 import struct
 import sys
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -39,19 +40,13 @@ TEMPORARY = '.mmtempo-tmp'  # suffix of the names of incomplete files
 STALE = 3600  # seconds without a change after which another host's temporary file is abandoned
 FOLDER = 'archive'  # torch's name for the archive when it is given no path
 ALIGNMENT = 64  # bytes; as in torch's files, so that tensors can be memory-mapped
-PAGE = mmap.PAGESIZE
-PART = 1 << 26  # bytes that are written between two progress reports
-LARGE = 16 * PAGE  # smallest record whose offset within a page is that of the shared memory
-# Largest values of the original zip fields; zip64 fields hold larger ones.
-SHORT, LONG = 0xFFFF, 0xFFFFFFFF
-ZIP64_LIMIT = (1 << 31) - 1  # bytes; as in Python's zipfile
-NO_DATE = 0x21  # 1 January 1980
+PART = 1 << 26  # bytes that are written between two syncs
+ZIP64_FIELD = 20  # bytes that the header of a record above `zipfile.ZIP64_LIMIT` is longer
 NICENESS = 19  # lowest priority, because the training comes first
 AUTOGROUP = '/proc/self/autogroup'  # of this session; `nice` counts only within it
 PR_SET_PDEATHSIG = 1
 # Errors of network and virtual machine file systems that cannot sync a folder.
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
-checksum = zlib.crc32
 
 
 def temporary_of(path: str) -> str:
@@ -132,174 +127,6 @@ def remove_abandoned(path: str) -> bool:
     return True
 
 
-class DirectFile:
-    """A file that is written with O_DIRECT, past the page cache.
-
-    The page cache would cost a copy and would evict the pages of other files. Large contents of
-    shared memory whose pages coincide with pages of the file are written directly from there, and
-    everything else through a buffer. The file is written once, sequentially; `flush` ends it.
-    The constructor raises OSError where the file system does not support O_DIRECT.
-
-    Args:
-        path: Path of an existing, empty file.
-    """
-
-    def __init__(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CLOEXEC
-        self._file = os.open(path, flags | os.O_DIRECT)
-        self._position = 0
-        self._buffer = memoryview(mmap.mmap(-1, LARGE))  # page-aligned, as O_DIRECT requires
-        self._buffered = 0  # bytes
-
-    def __enter__(self) -> DirectFile:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        os.close(self._file)
-
-    def fileno(self) -> int:
-        return self._file
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, content: bytes | memoryview) -> int:
-        left = memoryview(content)
-        if isinstance(left.obj, mmap.mmap) and len(left) >= LARGE:
-            first = -self._position % PAGE
-            self._append(left[:first])
-            self._write_buffer()
-            count = (len(left) - first) // PAGE * PAGE
-            self._write(left[first : first + count], self._position)
-            self._position += count
-            left = left[first + count :]
-        self._append(left)
-        return len(content)
-
-    def flush(self) -> None:
-        self._write_buffer()
-        os.ftruncate(self._file, self._position)  # the last page was written whole
-
-    def _append(self, content: memoryview) -> None:
-        while content:
-            part = content[: LARGE - self._buffered]
-            self._buffer[self._buffered : self._buffered + len(part)] = part
-            self._buffered += len(part)
-            self._position += len(part)
-            content = content[len(part) :]
-            if self._buffered == LARGE:
-                self._write_buffer()
-
-    def _write_buffer(self) -> None:
-        size = -(-self._buffered // PAGE) * PAGE
-        self._write(self._buffer[:size], self._position - self._buffered)
-        self._buffered = 0
-
-    def _write(self, pages: memoryview, position: int) -> None:
-        while pages:
-            try:
-                count = os.pwrite(self._file, pages, position)
-            except OSError as error:
-                flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-                if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
-                    raise
-                # The file system refuses O_DIRECT only now, or a size limit is within a page.
-                fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-                continue
-            pages, position = pages[count:], position + count
-
-
-def open_to_write(path: str) -> Any:
-    """Open an empty file: as a `DirectFile` where that is supported, else as a regular file."""
-    if hasattr(os, 'O_DIRECT'):
-        with contextlib.suppress(OSError):  # `open` raises any other error again
-            return DirectFile(path)
-    return open(path, 'r+b')
-
-
-class Archive:
-    """A zip file as `torch.save` writes it: stored, aligned, with the CRC-32 of each record.
-
-    It is written sequentially and with few calls. Python's `zipfile` seeks back to each header,
-    which takes longer for a thousand records than writing them.
-
-    Args:
-        file: A file that is open for writing.
-        report: Called with the size of the file in bytes after each part of it.
-    """
-
-    def __init__(self, file: BinaryIO, report: Callable[[int], Any]) -> None:
-        self._file, self._report = file, report
-        self._small: list[bytes | memoryview] = []  # not written yet
-        self._size = 0
-        self._entries: list[bytes] = []
-
-    def add(self, name: str, content: bytes | memoryview, offset: int, alignment: int) -> None:
-        """Write a record.
-
-        Args:
-            name: Name of the record.
-            content: Content of the record.
-            offset: Where the content begins, in bytes modulo `alignment`.
-            alignment: Alignment of `offset` in bytes.
-        """
-        start, size, encoded = self._size, len(content), name.encode()
-        crc = checksum(content)
-        sizes = struct.pack('<HHQQ', 1, 16, size, size) if size > ZIP64_LIMIT else b''
-        header = 30 + len(encoded) + len(sizes) + 4
-        padding = (offset - start - header) % alignment
-        extra = sizes + struct.pack('<2sH', b'FB', padding) + b'Z' * padding
-        version, short = (45, LONG) if sizes else (20, size)
-        common = struct.pack('<5H3L', version, 0, 0, 0, NO_DATE, crc, short, short)
-        lengths = struct.pack('<HH', len(encoded), len(extra))
-        self._write(b'PK\3\4' + common + lengths + encoded + extra)
-        self._write(content)
-        self._entries.append(_entry(common, encoded, start, size))
-
-    def end(self) -> None:
-        """Write the table of contents."""
-        start, table = self._size, b''.join(self._entries)
-        count = len(self._entries)
-        self._write(table)
-        end = self._size
-        if start > ZIP64_LIMIT or count >= SHORT:
-            fields = struct.pack('<QHHLLQQQQ', 44, 45, 45, 0, 0, count, count, len(table), start)
-            self._write(b'PK\6\6' + fields)
-            self._write(b'PK\6\7' + struct.pack('<LQL', 0, end, 1))
-        capped = min(count, SHORT), min(count, SHORT), min(len(table), LONG), min(start, LONG)
-        self._write(b'PK\5\6' + struct.pack('<HHHHLLH', 0, 0, *capped, 0))
-        self._write_small()
-
-    def _write(self, content: bytes | memoryview) -> None:
-        if len(content) < LARGE:
-            self._small.append(content)
-            self._size += len(content)
-            return
-        self._write_small()
-        whole = memoryview(content)
-        for start in range(0, len(whole), PART):
-            part = whole[start : start + PART]
-            self._file.write(part)
-            self._size += len(part)
-            self._report(self._size)
-
-    def _write_small(self) -> None:
-        self._file.write(b''.join(self._small))
-        self._small.clear()
-
-
-def _entry(common: bytes, name: bytes, start: int, size: int) -> bytes:
-    """Return an entry of the table of contents; the record's header has `common`, too."""
-    long = [size, size] if size > ZIP64_LIMIT else []
-    if start > ZIP64_LIMIT:
-        long.append(start)
-    extra = struct.pack(f'<HH{len(long)}Q', 1, 8 * len(long), *long) if long else b''
-    lengths = struct.pack('<HHHHHL', len(name), len(extra), 0, 0, 0, 0)
-    offset = struct.pack('<L', LONG if start > ZIP64_LIMIT else start)
-    made_by = struct.pack('<H', 45)
-    return b'PK\1\2' + made_by + common + lengths + offset + name + extra
-
-
 def ignore(size: int) -> None:
     """Ignore a progress report."""
 
@@ -310,26 +137,47 @@ def write_archive(
     memory: memoryview | None,
     report: Callable[[int], Any] = ignore,
 ) -> None:
-    """Write records as `torch.save` does.
+    """Write records as `torch.save` does: stored, aligned, with the CRC-32 of each record.
 
     Args:
         file: A file that is open for writing.
         records: Name and content of each record; the content is bytes, or offset and size of a
             part of `memory`.
         memory: The shared memory; None if no record is there.
-        report: Called with the size of the file in bytes; `ignore` unless given.
+        report: Called with the size of the file in bytes after each part of it; `ignore` unless
+            given.
     """
-    archive = Archive(file, report)
-    for name, content in records:
-        alignment, offset = ALIGNMENT, 0
-        if isinstance(content, tuple):
-            start, size = content
-            assert memory is not None
-            content = memory[start : start + size]
-            if size >= LARGE:
-                alignment, offset = PAGE, start
-        archive.add(f'{FOLDER}/{name}', content, offset, alignment)
-    archive.end()
+    synced = 0
+    with zipfile.ZipFile(file, 'w') as archive:
+        for name, content in records:
+            if isinstance(content, tuple):
+                start, size = content
+                assert memory is not None
+                content = memory[start : start + size]
+            info = zipfile.ZipInfo(f'{FOLDER}/{name}')
+            is_long = len(content) > zipfile.ZIP64_LIMIT
+            header = 30 + len(info.filename) + 4 + ZIP64_FIELD * is_long
+            padding = -(file.tell() + header) % ALIGNMENT
+            info.extra = struct.pack('<2sH', b'FB', padding) + b'Z' * padding
+            with archive.open(info, 'w', force_zip64=is_long) as record:
+                for start in range(0, len(content), PART):
+                    record.write(content[start : start + PART])
+                    if file.tell() - synced >= PART:
+                        sync(file)
+                        synced = file.tell()
+                        report(synced)
+            info.extra = b''  # the table of contents needs no padding
+
+
+def sync(file: BinaryIO) -> None:
+    """Make the content of a file durable, and drop it from the page cache.
+
+    The cache would otherwise evict pages that the training reads again, such as its samples.
+    """
+    file.flush()
+    os.fsync(file.fileno())
+    if hasattr(os, 'posix_fadvise'):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def sync_folder(path: str) -> None:
@@ -359,10 +207,9 @@ def replace_durably(path: str, write: Any) -> int:
 def _replace(path: str, write: Any) -> os.stat_result:
     """Replace a file without syncing its folder; return its status, which identifies the file."""
     with new_temporary(path) as temporary:
-        with open_to_write(temporary) as file:
+        with open(temporary, 'r+b') as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         status = os.stat(temporary)
         os.replace(temporary, path)
     return status
@@ -451,19 +298,9 @@ def _open(path: str | None) -> memoryview | None:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-def _use_zlib_ng(folder: str) -> None:
-    """Use zlib-ng's CRC-32, which takes a fifth of the processor time of zlib's."""
-    global checksum
-    sys.path.append(folder)
-    from zlib_ng import zlib_ng
-
-    checksum = zlib_ng.crc32
-
-
 def main() -> None:
     _die_with(int(sys.argv[1]))
     _lower_priority()
-    _use_zlib_ng(sys.argv[2])
     # Schedulers signal all processes of a job, but the training decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
