@@ -65,9 +65,27 @@ def test_summary_with_any_loop_and_logger(
     causes = summary['lost']['by_cause']
     assert causes['evaluation']['count'] == 2
     hook = 'SlowNowAndThen' if make is with_our_loop else 'hooks'
+    assert ('hooks' in summary['phases']) == (hook == 'hooks')
     assert causes[hook]['count'] == 1
     assert math.isclose(causes[hook]['seconds'], SLOW_HOOK, rel_tol=0.1)
     assert [lines[0]['kind'], lines[-1]['kind']] == ['run', 'end']
+
+
+def test_hooks_have_their_names_in_evaluations_on_a_subset(tmp_path: Path) -> None:
+    cfg = with_our_loop(tmp_path, SPARSE, iterations=40)
+    cfg.train_cfg.val_interval = 20
+    cfg.val_cfg.subset = 10
+    cfg.custom_hooks.append(dict(type='SlowAfterEvaluation'))
+    Runner.from_cfg(cfg).train()
+    phases = summary_of(tmp_path)['phases']
+    assert phases['hook:SlowAfterEvaluation']['seconds'] == pytest.approx(2 * SLOW_HOOK)
+    assert 'hooks' not in phases
+
+
+@HOOKS.register_module()
+class SlowAfterEvaluation(Hook):
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+        clock.go(SLOW_HOOK)
 
 
 def test_logs_the_keys_of_stock_and_tempo_keys(tmp_path: Path) -> None:
