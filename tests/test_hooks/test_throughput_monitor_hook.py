@@ -25,6 +25,7 @@ from mmengine.visualization import Visualizer
 from mmtempo.hooks import ThroughputMonitorHook
 from mmtempo.logging import scalar_buffer
 from mmtempo.monitor import training_monitor
+from mmtempo.monitor.hook_calls import observer_of
 from mmtempo.monitor.step_timer import StepTimer
 from tests.testing.monitored import (
     SECOND,
@@ -63,15 +64,34 @@ def test_summary_with_any_loop_and_logger(
     assert sum(line['iterations'] for line in windows) == 300
     causes = summary['lost']['by_cause']
     assert causes['evaluation']['count'] == 2
-    assert causes['SlowNowAndThen']['count'] == 1
-    assert math.isclose(causes['SlowNowAndThen']['seconds'], SLOW_HOOK, rel_tol=0.1)
+    hook = 'SlowNowAndThen' if make is with_our_loop else 'hooks'
+    assert ('hooks' in summary['phases']) == (hook == 'hooks')
+    assert causes[hook]['count'] == 1
+    assert math.isclose(causes[hook]['seconds'], SLOW_HOOK, rel_tol=0.1)
     assert [lines[0]['kind'], lines[-1]['kind']] == ['run', 'end']
+
+
+def test_hooks_have_their_names_in_evaluations_on_a_subset(tmp_path: Path) -> None:
+    cfg = with_our_loop(tmp_path, SPARSE, iterations=40)
+    cfg.train_cfg.val_interval = 20
+    cfg.val_cfg.subset = 10
+    cfg.custom_hooks.append(dict(type='SlowAfterEvaluation'))
+    Runner.from_cfg(cfg).train()
+    phases = summary_of(tmp_path)['phases']
+    assert phases['hook:SlowAfterEvaluation']['seconds'] == pytest.approx(2 * SLOW_HOOK)
+    assert 'hooks' not in phases
+
+
+@HOOKS.register_module()
+class SlowAfterEvaluation(Hook):
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+        clock.go(SLOW_HOOK)
 
 
 def test_logs_the_keys_of_stock_and_tempo_keys(tmp_path: Path) -> None:
     keys = {}
     for name in ('stock', 'ours'):
-        cfg = monitored(tmp_path / name, STOCK, iterations=20)
+        cfg = with_our_loop(tmp_path / name, STOCK, iterations=20)
         if name == 'stock':
             cfg.default_hooks.timer = dict(type='IterTimerHook')
         Runner.from_cfg(cfg).train()
@@ -271,7 +291,7 @@ def test_times_iterations_if_the_monitor_fails(
     monkeypatch.setattr(StepTimer, 'install', fail)
     runner = Runner.from_cfg(monitored(tmp_path, SPARSE))
     runner.train()
-    assert 'call_hook' not in vars(runner)
+    assert observer_of(runner) is None
     text = next(tmp_path.rglob('*.log')).read_text()
     assert 'cannot monitor this training (ZeroDivisionError: of a wrapper of mine)' in text
     assert ' data_time: ' in text

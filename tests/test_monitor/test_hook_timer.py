@@ -1,4 +1,7 @@
-"""Hooks are called as by the runner, and the time of each is measured."""
+"""Hooks are called as by the runner, and the time of each is measured.
+
+Also covers `mmtempo.monitor.hook_calls`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import pytest
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.runner import Runner
 
-from mmtempo.monitor.hook_timer import HookTimer
+from mmtempo.monitor.hook_calls import call_hooks, observe_hooks, stop_observing
+from mmtempo.monitor.hook_timer import HookTimer, add_edges, remove_edges
 from mmtempo.timing.timeline import Timeline
 
 called: list[str] = []
@@ -48,13 +52,10 @@ class Slow(Hook):
 
 
 class Idle(Hook):
-    """Hook that implements none of the measured hook points, and must not be called."""
+    """Hook that implements none of the measured hook points."""
 
     def before_run(self, runner: Any) -> None:
         pass
-
-    def _before_iter_of_mine(self) -> None:
-        raise AssertionError
 
 
 class Rare(Hook):
@@ -84,7 +85,7 @@ def timed(runner: Any, **options: Any) -> tuple[HookTimer, Timeline]:
     clock.now = 0
     timeline = Timeline('data', clock=clock)
     timer = HookTimer(timeline, **options)
-    timer.attach(runner)
+    observe_hooks(runner, timer)
     return timer, timeline
 
 
@@ -100,9 +101,9 @@ def test_time_of_each_hook() -> None:
     runner = bare_runner(Quick(), Slow(), Idle(), Talking(), Quick())
     timer, timeline = timed(runner)
     clock.now += 100
-    runner.call_hook('before_train_iter', batch_idx=0)
+    call_hooks(runner, 'before_train_iter', batch_idx=0)
     clock.now += 1000
-    runner.call_hook('after_train_iter', batch_idx=0)
+    call_hooks(runner, 'after_train_iter', batch_idx=0)
     both = ['quick before'] * 2
     assert called == [*both, 'quick after', 'slow', 'talking', 'quick after']
     assert spent(timeline) == {
@@ -114,28 +115,25 @@ def test_time_of_each_hook() -> None:
 
 
 def test_hooks_are_called_as_stock_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks that do not implement a hook point are not called."""
     runner = bare_runner(Quick(), Idle(), Slow(), Rare())
-    asked = []
-    monkeypatch.setattr(Hook, 'before_train_iter', lambda self, *_, **__: asked.append(self))
-    given: dict[str, Any] = dict(batch_idx=3, data_batch='batch', outputs='outputs')
+    before: dict[str, Any] = dict(batch_idx=3, data_batch='batch')
+    after: dict[str, Any] = dict(before, outputs='outputs')
     monkeypatch.setattr(Slow, '_after_iter', lambda self, runner, **kwargs: called.append(kwargs))
-    expected = []
-    for point in ('before_run', 'before_train_epoch', 'before_train_iter', 'after_train_iter'):
-        arguments = given if point == 'after_train_iter' else {}
+
+    def calls() -> list:
         called.clear()
-        Runner.call_hook(runner, point, **arguments)
-        expected.append(list(called))
-    assert len(asked) == 3
+        call_hooks(runner, 'before_run')
+        call_hooks(runner, 'before_train_epoch')
+        call_hooks(runner, 'before_train_iter', **before)
+        call_hooks(runner, 'after_train_iter', **after)
+        return list(called)
+
+    expected = calls()
+    assert dict(after, mode='train') in expected
     timed(runner)
-    found = []
-    for point in ('before_run', 'before_train_epoch', 'before_train_iter', 'after_train_iter'):
-        arguments = given if point == 'after_train_iter' else {}
-        called.clear()
-        runner.call_hook(point, **arguments)
-        found.append(list(called))
-    assert found == expected
-    assert len(asked) == 3
+    assert calls() == expected
+    stop_observing(runner)
+    assert calls() == expected
 
 
 def test_opening_and_closing_callbacks() -> None:
@@ -146,20 +144,20 @@ def test_opening_and_closing_callbacks() -> None:
         seen.append((len(called), runner, arguments))
 
     timed(runner, opening=dict(before_train_iter=see), closing=dict(before_train_iter=see))
-    runner.call_hook('before_train_iter', batch_idx=0)
+    call_hooks(runner, 'before_train_iter', batch_idx=0)
     assert seen == [(0, runner, dict(batch_idx=0)), (1, runner, dict(batch_idx=0))]
 
 
 def test_hook_registered_later_is_called() -> None:
     runner = bare_runner(Quick())
     timed(runner)
-    runner.call_hook('before_train_iter')
+    call_hooks(runner, 'before_train_iter')
     runner._hooks.insert(0, Slow())
-    runner.call_hook('after_train_iter', batch_idx=0)
+    call_hooks(runner, 'after_train_iter', batch_idx=0)
     runner._hooks = [Talking()]
-    runner.call_hook('after_train_iter', batch_idx=0)
+    call_hooks(runner, 'after_train_iter', batch_idx=0)
     runner._hooks[0] = Quick()
-    runner.call_hook('after_train_iter', batch_idx=0)
+    call_hooks(runner, 'after_train_iter', batch_idx=0)
     assert called == ['quick before', 'slow', 'quick after', 'talking', 'quick after']
 
 
@@ -171,8 +169,8 @@ def test_duck_typed_hook_is_called_where_it_has_a_method() -> None:
     duck: Any = Duck()
     runner = bare_runner(duck)
     timed(runner)
-    runner.call_hook('before_train_iter', batch_idx=0)
-    runner.call_hook('after_train_iter', batch_idx=0)
+    call_hooks(runner, 'before_train_iter', batch_idx=0)
+    call_hooks(runner, 'after_train_iter', batch_idx=0)
     assert called == ['duck']
 
 
@@ -181,7 +179,7 @@ def test_instance_method_of_a_hook_is_called() -> None:
     hook.before_train_iter = lambda *args, **kwargs: called.append('mine')
     runner = bare_runner(hook)
     timed(runner)
-    runner.call_hook('before_train_iter')
+    call_hooks(runner, 'before_train_iter')
     assert called == ['mine']
 
 
@@ -191,38 +189,104 @@ def test_type_error_names_the_hook() -> None:
             pass
 
     runner = bare_runner(Wrong())
-    states = []
+    texts = []
     for _ in range(2):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'batch_idx' in .*Wrong"):
-            runner.call_hook('before_train_iter', batch_idx=0)
-        states.append('call_hook' in vars(runner))
+        with pytest.raises(TypeError, match="unexpected keyword argument 'batch_idx' in ") as error:
+            call_hooks(runner, 'before_train_iter', batch_idx=0)
+        texts.append(str(error.value))
         timed(runner)
-    assert states == [False, True]
+    assert texts == [texts[0]] * 2
 
 
 def test_hooks_of_epochs_only_get_no_phase() -> None:
     runner = bare_runner(Rare(), Quick())
     _, timeline = timed(runner)
-    runner.call_hook('before_train_epoch')
-    runner.call_hook('before_train_iter')
+    call_hooks(runner, 'before_train_epoch')
+    call_hooks(runner, 'before_train_iter', batch_idx=0)
     assert called == ['rare', 'quick before']
     assert 'hook:Rare' not in timeline.names
 
 
-def test_runner_class_that_overrides_call_hook() -> None:
-    class Own(Runner):
-        def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-            called.append('own')
-            super().call_hook(fn_name, **kwargs)
+def test_stock_loop_has_one_phase_for_all_hooks() -> None:
+    runner = bare_runner(Quick(), Slow())
+    seen = []
 
+    def see(runner: Any, arguments: dict) -> None:
+        seen.append((len(called), runner, arguments))
+
+    points = dict(after_train_iter=see)
+    timer, timeline = timed(runner, opening=points, closing=points)
+    add_edges(runner)
+    clock.now += 100
+    runner.call_hook('before_train_iter', batch_idx=0)
+    runner.call_hook('after_train_iter', batch_idx=0)
+    assert called == ['quick before', 'quick after', 'slow']
+    assert seen == [(1, runner, dict(batch_idx=0)), (3, runner, dict(batch_idx=0))]
+    assert spent(timeline) == {'data': 100, 'hooks': 55}
+    assert timer.categories['hooks'] == 'hook'
+
+
+def test_edges_do_nothing_where_hooks_are_told_apart() -> None:
+    runner = bare_runner(Quick(), Slow())
+    seen = []
+    points = dict(after_train_iter=lambda *_: seen.append(len(called)))
+    _, timeline = timed(runner, opening=points, closing=points)
+    add_edges(runner)
+    call_hooks(runner, 'after_train_iter', batch_idx=0)
+    assert seen == [0, 2]
+    assert spent(timeline) == {'hook:Quick': 3, 'hook:Slow': 50}
+
+
+class Adds(Hook):
+    """Hook that adds the edges, as the monitor's does."""
+
+    def before_run(self, runner: Any) -> None:
+        add_edges(runner)
+
+    def after_run(self, runner: Any) -> None:
+        remove_edges(runner)
+
+
+class Runs(Hook):
+    def before_run(self, runner: Any) -> None:
+        called.append('before')
+
+    def after_run(self, runner: Any) -> None:
+        called.append('after')
+
+
+def test_edges_are_first_and_last_until_they_are_removed() -> None:
+    """No hook is called twice or left out when they come and go."""
+    called.clear()
+    hooks = [Runs(), Adds(), Runs(), Quick()]
+    hooks[0].priority, hooks[-1].priority = 'VERY_HIGH', 'VERY_LOW'
+    runner = bare_runner(*hooks)
+    for _ in range(2):
+        runner.call_hook('before_run')
+        assert runner.hooks[1:-1] == hooks
+    runner.call_hook('after_run')
+    assert runner.hooks == hooks
+    assert called == [*['before'] * 4, *['after'] * 2]
+    runner.call_hook('after_run')
+    assert runner.hooks == hooks
+
+
+class Own(Runner):
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        called.append('own')
+        super().call_hook(fn_name, **kwargs)
+
+
+def test_runner_class_that_overrides_call_hook() -> None:
     runner = bare_runner(Quick(), cls=Own)
     _, timeline = timed(runner)
-    runner.call_hook('before_train_iter')
+    add_edges(runner)
+    call_hooks(runner, 'before_train_iter')
     assert called == ['own', 'quick before']
     assert spent(timeline) == {'hooks': 2}
 
 
-def test_runner_with_a_replaced_call_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_with_a_replaced_call_hook() -> None:
     runner = bare_runner(Quick())
     theirs = runner.call_hook
 
@@ -231,12 +295,13 @@ def test_runner_with_a_replaced_call_hook(monkeypatch: pytest.MonkeyPatch) -> No
         theirs(name, **kwargs)
 
     runner.call_hook = traced
-    timer, timeline = timed(runner)
-    runner.call_hook('before_train_iter')
-    runner.call_hook('before_run')
+    _, timeline = timed(runner)
+    add_edges(runner)
+    call_hooks(runner, 'before_train_iter')
+    call_hooks(runner, 'before_run')
     assert called == ['traced before_train_iter', 'quick before', 'traced before_run']
     assert spent(timeline) == {'hooks': 2}
-    timer.detach(runner)
+    stop_observing(runner)
     assert runner.call_hook is traced
 
 
@@ -245,7 +310,8 @@ def test_timer_outlives_the_runner() -> None:
     hook: Any = Quick()
     runner = hook.runner = bare_runner(hook)
     timer, _ = timed(runner)
-    runner.call_hook('before_train_iter')
+    add_edges(runner)
+    call_hooks(runner, 'before_train_iter')
     gone = weakref.ref(runner)
     del runner, hook
     gc.collect()
@@ -253,14 +319,13 @@ def test_timer_outlives_the_runner() -> None:
     assert 'hook:Quick' in timer.categories
 
 
-def test_detach_restores_the_runner() -> None:
-    runner = bare_runner(Quick())
-    timer, timeline = timed(runner)
-    timer.attach(runner)
-    timer.detach(runner)
-    runner.call_hook('before_train_iter')
-    assert 'call_hook' not in vars(runner)
-    assert called == ['quick before']
-    assert not timeline.last(1)
-    timer.detach(runner)  # no-op
-    assert 'call_hook' not in vars(runner)
+def test_no_time_is_noted_for_a_runner_that_is_not_observed() -> None:
+    runner, other = bare_runner(Quick()), bare_runner(Quick())
+    _, timeline = timed(runner)
+    call_hooks(other, 'before_train_iter')
+    stop_observing(runner)
+    stop_observing(runner)  # no-op
+    add_edges(runner)
+    call_hooks(runner, 'before_train_iter')
+    assert called == ['quick before'] * 2
+    assert timeline.log == [0, 0]  # its start

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import inspect
 import weakref
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tests.testing.timed_steps import (
     TimedModel,
     Toy,
     batch,
-    replaced_in,
+    hooked_in,
     sgd,
     toy,
 )
@@ -169,28 +168,27 @@ def test_timer_is_inactive_outside_of_a_step() -> None:
 def test_close_removes_all_hooks() -> None:
     timed = toy()
     optimizer = timed.wrapper.optimizer
-    assert replaced_in(timed.model) == [timed.model]
+    assert hooked_in(timed.model) == [timed.model]
     for _ in range(2):
         timed.timer.close()
-        assert not replaced_in(timed.model)
+        assert not hooked_in(timed.model)
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
     assert timed.step() == []
 
 
-def test_close_restores_an_instance_forward() -> None:
+def test_instance_forward_is_timed_and_kept() -> None:
     """Such as mmengine's `compile` sets it."""
-    timed = toy()
-    timed.timer.close()
-    model = timed.model
+    model = Toy()
     compiled = model.forward = functools.partial(model.forward)
-    assert timed.timer.install(model, [timed.wrapper.optimizer])
+    timed = TimedModel(model, OptimWrapper(optimizer=sgd(model)))
     assert timed.step() == STEP
+    assert model.forward is compiled
     timed.timer.close()
     assert model.forward is compiled
 
 
-def test_close_keeps_a_later_wrapper_of_forward() -> None:
+def test_later_wrapper_of_forward_is_kept() -> None:
     timed, called = toy(), []
     ours = timed.model.forward
 
@@ -206,12 +204,13 @@ def test_close_keeps_a_later_wrapper_of_forward() -> None:
     assert len(called) == 2
 
 
-def test_replaced_forward_keeps_name_and_signature() -> None:
-    """Tools inspect it for the arguments of the model."""
-    timed = toy()
-    replaced, method = timed.model.forward, Toy.forward.__get__(timed.model)
-    assert inspect.signature(replaced) == inspect.signature(method)
-    assert replaced.__name__ == 'forward'
+def test_model_and_optimizer_get_no_attribute() -> None:
+    model = Toy()
+    optimizer = sgd(model)
+    before = [set(vars(one)) for one in (model, optimizer)]
+    timed = TimedModel(model, OptimWrapper(optimizer=optimizer))
+    assert timed.step() == STEP
+    assert [set(vars(one)) for one in (model, optimizer)] == before
 
 
 def test_two_timers_on_one_model() -> None:
@@ -220,9 +219,9 @@ def test_two_timers_on_one_model() -> None:
     second = StepTimer(MarkLog())  # type: ignore[arg-type]
     second.install(timed.model, [timed.wrapper.optimizer])
     timed.timer.close()
-    assert replaced_in(timed.model) == [timed.model]
+    assert hooked_in(timed.model) == [timed.model]
     second.close()
-    assert not replaced_in(timed.model)
+    assert not hooked_in(timed.model)
 
 
 class Asks(Toy):
@@ -243,17 +242,17 @@ def test_step_may_end_within_a_call() -> None:
 
 
 def test_replicas_in_threads_are_not_timed() -> None:
-    """A replaced `forward` of the original would use its parameters, not those of the copy."""
+    """Replicas share the hooks of their original."""
     outer = nn.DataParallel(Toy())
     timer = StepTimer(MarkLog())  # type: ignore[arg-type]
     assert timer.install(outer, [sgd(outer)])
-    assert replaced_in(outer) == [outer]
+    assert hooked_in(outer) == [outer]
 
 
 def test_install_twice() -> None:
     timed = toy()
     assert timed.timer.install(timed.model, [timed.wrapper.optimizer])
-    assert replaced_in(timed.model) == [timed.model]
+    assert hooked_in(timed.model) == [timed.model]
     assert timed.step() == STEP
 
 
@@ -322,7 +321,7 @@ def test_closure_that_calls_the_model(kind: Any) -> None:
 
 
 def test_order_of_marks_and_other_hooks() -> None:
-    """Hooks of the model run outside of its call, earlier ones of the optimizer before its step."""
+    """Pre-hooks of the model are part of its call, earlier ones of the optimizer come first."""
     model, marks = Toy(), []  # type: ignore[var-annotated]
     optimizer = sgd(model)
 
@@ -336,7 +335,7 @@ def test_order_of_marks_and_other_hooks() -> None:
     marks = timed.marks
     add_hooks('after')
     assert timed.step() == [
-        *('before: data', 'after: data', 'before: model', 'after: model', 'to_device'),
+        *('before: data', 'after: data', 'to_device', 'before: model', 'after: model'),
         *('forward', 'before: fence', 'backward', 'after: fence', 'step'),
     ]
 

@@ -11,7 +11,7 @@ from mmengine.optim import OptimWrapper
 
 from mmtempo.monitor.step_timer import StepTimer
 from tests.testing.compiled_models import compiling
-from tests.testing.timed_steps import STEP, MarkLog, Separate, TimedModel, Toy, replaced_in, sgd
+from tests.testing.timed_steps import STEP, MarkLog, Separate, TimedModel, Toy, hooked_in, sgd
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_compiled_train_step_gets_no_hooks(graphs: list) -> None:
     for outer in (model, Separate(model)):
         timer = StepTimer(marks)
         assert not timer.install(outer, [optimizer])
-        assert not replaced_in(model)
+        assert not hooked_in(model)
         assert not optimizer._optimizer_step_pre_hooks
         timer.begin()
         timer.end()

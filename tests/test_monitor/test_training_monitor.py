@@ -12,6 +12,8 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmtempo.monitor.hook_calls import observer_of
+from mmtempo.monitor.hook_timer import add_edges
 from mmtempo.monitor.options import MonitorOptions
 from mmtempo.monitor.training_monitor import TrainingMonitor, end_monitored, worker_of
 from mmtempo.utils import phases
@@ -27,6 +29,9 @@ class Monitors(Hook):
 
     def __init__(self, *ends: Any) -> None:
         self.ends = ends
+
+    def before_run(self, runner: Any) -> None:
+        add_edges(runner)
 
     def before_train(self, runner: Any) -> None:
         self.monitor = TrainingMonitor(runner, OPTIONS)
@@ -46,13 +51,14 @@ def summary_after(work: Path, *ends: Any) -> dict:
     runner.register_hook(hook)
     runner.train()
     assert phases._active is None
-    assert 'forward' not in vars(runner.model)
+    assert not runner.model._forward_hooks
+    assert not runner.model._forward_pre_hooks
     return json.loads((work / 'tempo_summary.json').read_text())
 
 
 def complete(monitor: TrainingMonitor, runner: Any) -> None:
     monitor.leave(runner, is_complete=True)
-    assert 'call_hook' not in vars(runner)
+    assert observer_of(runner) is None
 
 
 def abort(monitor: TrainingMonitor, runner: Any) -> None:

@@ -100,6 +100,19 @@ def test_slow_hook_is_replaced_or_runs_less_often(hook: str, override: str) -> N
     assert verdict.why[0].startswith(f'{hook}: 50.')
 
 
+def test_hooks_that_are_not_told_apart_need_our_loop() -> None:
+    setting = dict(loop='IterBasedTrainLoop', train_cfg_has_type=True, default_hooks=STOCK_HOOKS)
+    setting['parts'] = ['IterBasedTrainLoop', 'LoggerHook']
+    verdict = judge(summary(phases={'hooks': 50.0}, setting=setting))
+    assert verdict.headline.startswith('Hooks take 6.')
+    assert verdict.why[0].startswith('All hooks together: 50.')
+    assert 'with a loop of mmtempo' in verdict.why[1]
+    assert overrides(verdict) == [
+        'train_cfg.type=PrefetchIterBasedTrainLoop',
+        'default_hooks.logger.type=SparseLoggerHook',
+    ]
+
+
 def test_hook_is_replaced_under_the_key_of_the_config() -> None:
     setting = dict(default_hooks=dict(saving='CheckpointHook'))
     verdict = judge(summary(phases={'hook:CheckpointHook': 50.0}, setting=setting))

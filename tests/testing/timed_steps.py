@@ -78,8 +78,9 @@ def toy(wrapper: type = OptimWrapper, **options: Any) -> TimedModel:
     return TimedModel(model, wrapper(optimizer=sgd(model), **options))
 
 
-def replaced_in(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if 'forward' in vars(module)]
+def hooked_in(model: nn.Module) -> list[nn.Module]:
+    """Return the modules with a forward hook or pre-hook."""
+    return [one for one in model.modules() if one._forward_hooks or one._forward_pre_hooks]
 
 
 class Separate(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 from mmtempo.logging.log_points import writes_line
 from mmtempo.logging.scalar_buffer import ScalarBuffer
+from mmtempo.monitor.hook_timer import add_edges, remove_edges
 from mmtempo.monitor.options import MonitorOptions
 from mmtempo.monitor.profile_window import modules_of
 from mmtempo.monitor.training_monitor import TrainingMonitor
@@ -24,8 +25,10 @@ class ThroughputMonitorHook(IterTimerHook):
     """`IterTimerHook` that attributes all time to phases and lists slow iterations.
 
     Each moment of the training is attributed to one phase: waiting for data, copies to the
-    device, forward, backward, step, each hook by name, evaluation, and the rest, `unexplained`. An
-    iteration that takes much longer than others of its kind is a stall: it is recorded with the
+    device, forward, backward, step, each hook by name, evaluation, and the rest, `unexplained`.
+    With stock loops, or a runner that overrides `call_hook`, all hooks are one phase, `hooks`.
+
+    An iteration that takes much longer than others of its kind is a stall: it is recorded with the
     seconds lost, its cause and evidence. The work dir gets `tempo.jsonl`, line by line, and
     `tempo_summary.json`, however the run ends; `tools/report.py WORK_DIR` makes a page of them.
 
@@ -92,6 +95,10 @@ class ThroughputMonitorHook(IterTimerHook):
         if self.options.stage_profile is not None:
             modules_of(self.options.stage_profile, model)
 
+    def before_run(self, runner: Any) -> None:
+        super().before_run(runner)
+        add_edges(runner)
+
     def before_train(self, runner: Any) -> None:
         super().before_train(runner)
         self._timed_at, self._moments = time.perf_counter(), []
@@ -123,6 +130,7 @@ class ThroughputMonitorHook(IterTimerHook):
 
     def after_run(self, runner: Any) -> None:
         self._finish(runner)
+        remove_edges(runner)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._monitor is None:

@@ -14,6 +14,7 @@ from mmengine.runner import BaseLoop
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from mmtempo.loaders import PrefetchDataLoader
+from mmtempo.monitor.hook_calls import hooks_at
 from mmtempo.utils.checks import is_whole
 from mmtempo.utils.units import ordinal
 
@@ -190,7 +191,7 @@ def call_after_val_epoch(runner: Any, metrics: dict, is_full: bool) -> dict:
     if not is_full:
         others = {f'val/{name}' for name in metrics}
         metrics = {f'{PREFIX}{name}': value for name, value in metrics.items()}
-    for hook in list(runner.hooks):
+    for hook in hooks_at(runner, 'after_val_epoch', dict(metrics=metrics)):
         if not is_full and isinstance(hook, JUDGES):
             continue
         hide = others if isinstance(hook, LoggerHook) else set()

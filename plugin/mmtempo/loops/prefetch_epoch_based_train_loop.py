@@ -9,6 +9,7 @@ from mmengine.runner import EpochBasedTrainLoop
 
 from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
 from mmtempo.loaders import PrefetchDataLoader, StreamPosition
+from mmtempo.monitor.hook_calls import call_hooks
 
 from .accumulation import batches_per_iteration, check_wrapper, unwrap_loader, wrap_loader
 from .shared_failure import shared_failure
@@ -81,14 +82,14 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
                 self._batches.resume(lambda: StreamPosition(self._epoch))
             prefetch_to_device(self._batches.loader, self.runner.model, training=True)
         try:
-            self.runner.call_hook('before_train')
+            call_hooks(self.runner, 'before_train')
             evaluate_owed(self.runner)
             while self._epoch < self._max_epochs and not self.stop_training:
                 self.run_epoch()
                 self._decide_current_val_interval()
                 if is_due(self, self._epoch):
                     self.runner.val_loop.run()
-            self.runner.call_hook('after_train')
+            call_hooks(self.runner, 'after_train')
         finally:
             if self._batches is not None:
                 self._batches.loader.close()
@@ -96,7 +97,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
 
     def run_epoch(self) -> None:
         """Train on the rest of the current epoch."""
-        self.runner.call_hook('before_train_epoch')
+        call_hooks(self.runner, 'before_train_epoch')
         self.runner.model.train()
         self._adopt()
         if self._batches is None:
@@ -108,7 +109,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
                 batch = next(self._batches)
                 self.run_iter(self._batches.number, batch)
             self._batches.log_statistics()
-        self.runner.call_hook('after_train_epoch')
+        call_hooks(self.runner, 'after_train_epoch')
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Any) -> None:

@@ -9,6 +9,7 @@ from mmengine.runner import IterBasedTrainLoop
 
 from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
 from mmtempo.loaders import PrefetchDataLoader, ResumableInfiniteSampler, StreamPosition
+from mmtempo.monitor.hook_calls import call_hooks
 
 from .accumulation import batches_per_iteration, check_wrapper, wrap_loader
 from .shared_failure import shared_failure
@@ -79,8 +80,8 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
             return super().run() if self._batches is None else self._run(self._batches)
 
     def _run(self, batches: TrainingBatches) -> Any:
-        self.runner.call_hook('before_train')
-        self.runner.call_hook('before_train_epoch')
+        call_hooks(self.runner, 'before_train')
+        call_hooks(self.runner, 'before_train_epoch')
         if self._iter > 0 and self._is_ours():
             batches.resume(self._position_by_count)
         prefetch_to_device(batches.loader, self.runner.model, training=True)
@@ -96,8 +97,8 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
             batches.log_statistics()
         finally:
             batches.loader.close()
-        self.runner.call_hook('after_train_epoch')
-        self.runner.call_hook('after_train')
+        call_hooks(self.runner, 'after_train_epoch')
+        call_hooks(self.runner, 'after_train')
         return self.runner.model
 
     def run_iter(self, data_batch: Any) -> None:

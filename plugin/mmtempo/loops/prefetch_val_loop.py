@@ -8,6 +8,8 @@ from typing import Any
 from mmengine.registry import LOOPS
 from mmengine.runner import ValLoop
 
+from mmtempo.monitor.hook_calls import call_hooks
+
 from .evaluation_subset import EvaluationSubset, call_after_val_epoch, check_subset
 from .training_batches import build, evaluate, prefetch_to_device
 
@@ -66,12 +68,12 @@ class PrefetchValLoop(ValLoop):
     def _run(self, is_full: bool, samples: int) -> dict:
         """Do what stock's `run` does, but for the given number of samples."""
         runner = self.runner
-        runner.call_hook('before_val')
-        runner.call_hook('before_val_epoch')
+        call_hooks(runner, 'before_val')
+        call_hooks(runner, 'before_val_epoch')
         metrics = evaluate(self, getattr(self, 'val_loss', {}), 'val', samples)
         if self._subset is None:
-            runner.call_hook('after_val_epoch', metrics=metrics)
+            call_hooks(runner, 'after_val_epoch', metrics=metrics)
         else:
             metrics = call_after_val_epoch(runner, metrics, is_full)
-        runner.call_hook('after_val')
+        call_hooks(runner, 'after_val')
         return metrics

@@ -18,6 +18,7 @@ from mmtempo.loaders import (
     StreamPosition,
     build_prefetch_dataloader,
 )
+from mmtempo.monitor.hook_calls import call_hooks
 from mmtempo.utils.phases import charged_to
 from mmtempo.utils.units import duration
 
@@ -187,14 +188,15 @@ class TrainingBatches(Iterator):
             batch: The first, or only, batch of the iteration; hooks get this one.
         """
         runner = self._runner
-        runner.call_hook('before_train_iter', batch_idx=number, data_batch=batch)
+        call_hooks(runner, 'before_train_iter', batch_idx=number, data_batch=batch)
         self._rescue.begin()  # before the position changes: a failed step restores it
         if self._per_iteration == 1:
             self._update_position()
             outputs = self._train_step(batch)
         else:
             outputs = self._update_with(batch)
-        runner.call_hook('after_train_iter', batch_idx=number, data_batch=batch, outputs=outputs)
+        arguments = dict(batch_idx=number, data_batch=batch, outputs=outputs)
+        call_hooks(runner, 'after_train_iter', **arguments)
         loop._iter += 1
 
     def _train_step(self, batch: Any) -> dict[str, Any]:

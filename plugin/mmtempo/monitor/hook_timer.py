@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from mmengine.hooks import CheckpointHook, Hook, LoggerHook
 
 from mmtempo.timing.timeline import Timeline
-from mmtempo.utils.phases import LOADER_ENDS
+from mmtempo.utils.phases import HOOKS, LOADER_ENDS
+
+from .hook_calls import observer_of
 
 # By hook point, the phase of the time before its first hook.
 BEFORE = dict(
@@ -23,8 +24,6 @@ BEFORE = dict(
     after_val='evaluation',
     after_train='unexplained',
 )
-# Phase of all hooks of a runner that overrides `call_hook`.
-ALL = 'hooks'
 # Phase of the monitor's scalars where no hook of ours writes them with the log line.
 VISUALIZER = 'logging: visualizer'
 # Hook points once per epoch: hooks that only use these get no phase.
@@ -34,33 +33,16 @@ RARE = {'before_train_epoch', 'after_train_epoch', 'after_train'}
 _Callback = Callable[[Any, dict[str, Any]], None]
 
 
-class _HookPoint(NamedTuple):
-    """Calls at a hook point, valid as long as the runner has the same hooks.
-
-    Attributes:
-        hooks: All hooks of the runner.
-        calls: Hooks that implement this hook point, and their phases.
-        opening: Callback before the first hook.
-        closing: Callback after the last hook.
-    """
-
-    hooks: list[Hook]
-    calls: list[tuple[Hook, int | None]]
-    opening: _Callback
-    closing: _Callback | None
-
-
 class HookTimer:
-    """Timer that calls the hooks of a runner and marks the end of each in a timeline.
+    """Timer that marks the end of each hook in a timeline.
 
     ::
 
-        opening, hook, mark, hook, mark, ..., hook, mark, closing
+        opening, hook, mark, hook, mark, ..., hook, mark, closing       our loops: `call_hooks`
+        opening, hook, hook, ..., hook, mark, closing                   all others: `add_edges`
 
-    The runner gets a `call_hook` attribute until `detach`; its class and its hooks are unchanged.
-    Hooks that do not implement a hook point are skipped, which is faster than calling them. A hook
-    that is registered during a hook point is called from the next hook point on. If the runner
-    overrides `call_hook`, that method is called, with one mark after all hooks.
+    Our loops take each hook from `hooks_at`, so that each has a phase of its name. Where another
+    loop, or a runner that overrides `call_hook`, calls the hooks, they have one phase together.
 
     Args:
         timeline: Timeline that gets the marks.
@@ -81,94 +63,110 @@ class HookTimer:
         self._timeline, self._closing = timeline, closing or {}
         self._opening = {point: self._marking(name) for point, name in BEFORE.items()}
         self._opening.update(opening or {})
-        self.categories = {ALL: 'hook', LOADER_ENDS: 'data', VISUALIZER: 'logging'}
+        self.categories = {HOOKS: 'hook', LOADER_ENDS: 'data', VISUALIZER: 'logging'}
+        # Types, because hooks may reference the runner, which this timer must not keep alive.
+        self._types: list[type] = []
+        self._phases: list[int | None] = []
 
-    def attach(self, runner: Any) -> None:
-        """Replace `call_hook` of the runner; also possible during a hook point."""
-        self.detach(runner)
-        # Only the runner references the caller, which references the hooks, and hooks may reference
-        # the runner: so this timer can outlive the runner and does not keep it alive.
-        caller = _Caller(runner, self._timeline, self._hook_point)
-        runner.call_hook = caller.call_hook
+    def open(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
+        """Begin a measured hook point, before its first hook."""
+        self._opening[point](runner, arguments)
 
-    @staticmethod
-    def detach(runner: Any) -> None:
-        """Restore `call_hook` of the runner."""
-        caller = getattr(runner.call_hook, '__self__', None)
-        if isinstance(caller, _Caller):
-            del runner.call_hook
-            vars(runner).update(caller.before)
+    def close(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
+        """End a measured hook point, after its last hook."""
+        if point in self._closing:
+            self._closing[point](runner, arguments)
+
+    def mark_all(self) -> None:
+        """Charge the time since the last mark to all hooks together."""
+        self._timeline.mark(self._timeline.phase(HOOKS))
+
+    def hooks_at(self, point: str, runner: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+        """Yield the hooks of a runner, and mark the end of each when the next one is taken."""
+        hooks = [hook for hook in runner.hooks if not isinstance(hook, HookEdge)]
+        if point not in BEFORE:
+            yield from hooks
+            return
+        log, clock = self._timeline.log, self._timeline.clock
+        self.open(point, runner, arguments)
+        for hook, phase in zip(hooks, self._phases_of(hooks)):
+            yield hook
+            if phase is not None:
+                log += (phase, clock())
+        self.close(point, runner, arguments)
 
     def _marking(self, name: str) -> _Callback:
         phase = self._timeline.phase(name)
         return lambda runner, arguments: self._timeline.mark(phase)
 
-    def _hook_point(self, name: str, hooks: list[Hook]) -> _HookPoint:
-        calls: list[tuple[Hook, int | None]] = []
-        seen: list[str] = []
-        for hook in hooks:
-            points = _hook_points_of(hook)
-            phase = None
-            if not points <= RARE:  # else its time belongs to the next mark
-                phase_name = f'hook:{type(hook).__name__}'
-                seen.append(phase_name)
-                if seen.count(phase_name) > 1:
-                    phase_name = f'{phase_name} {seen.count(phase_name)}'
-                self.categories[phase_name] = category_of(hook)
-                phase = self._timeline.phase(phase_name)
-            if name in points:
-                calls.append((hook, phase))
-        return _HookPoint(list(hooks), calls, self._opening[name], self._closing.get(name))
+    def _phases_of(self, hooks: list[Any]) -> list[int | None]:
+        """Return the phase of each hook; None for hooks whose time belongs to the next mark."""
+        types = [type(hook) for hook in hooks]
+        if types != self._types:
+            self._types, self._phases, seen = types, [], []
+            for hook in hooks:
+                phase = None
+                if not _hook_points_of(hook) <= RARE:
+                    name = f'hook:{type(hook).__name__}'
+                    seen.append(name)
+                    name = name if seen.count(name) == 1 else f'{name} {seen.count(name)}'
+                    self.categories[name] = category_of(hook)
+                    phase = self._timeline.phase(name)
+                self._phases.append(phase)
+        return self._phases
 
 
-class _Caller:
-    """Replacement of `Runner.call_hook`.
+class HookEdge(Hook):
+    """First or last hook of a runner, for loops that do not use `call_hooks`.
 
-    Attributes:
-        before: The runner's `call_hook` attribute by name, if it had one.
+    It tells the timer that observes the runner, if any, where a hook point begins or ends. Hooks
+    of priority HIGHEST that were registered earlier, and hooks of priority LOWEST that were
+    registered later, are outside.
+
+    Args:
+        is_last: Whether it is the last hook.
     """
 
-    def __init__(
-        self, runner: Any, timeline: Timeline, make: Callable[[str, list[Hook]], _HookPoint]
-    ) -> None:
-        self._runner: Callable[[], Any] = weakref.ref(runner)
-        self._timeline, self._make = timeline, make
-        self._log, self._clock = timeline.log, timeline.clock
-        self._points: dict[str, _HookPoint] = {}
-        self.before = {key: value for key, value in vars(runner).items() if key == 'call_hook'}
-        self._original, self._is_custom = runner.call_hook, _overrides_call_hook(runner)
+    def __init__(self, is_last: bool) -> None:
+        self.priority = 'LOWEST' if is_last else 'HIGHEST'
+        self._is_last = is_last
 
-    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """Call all hooks at a hook point, like `Runner.call_hook`."""
-        runner, point = self._runner(), self._points.get(fn_name)
-        if point is None or point[0] != runner._hooks:
-            if fn_name not in BEFORE:
-                self._original(fn_name, **kwargs)
-                return
-            point = self._points[fn_name] = self._make(fn_name, runner._hooks)
-        _, calls, opening, closing = point
-        opening(runner, kwargs)
-        log, clock = self._log, self._clock
-        if self._is_custom:
-            self._original(fn_name, **kwargs)
-            log += (self._timeline.phase(ALL), clock())
-        else:
-            for hook, phase in calls:
-                try:
-                    getattr(hook, fn_name)(runner, **kwargs)
-                except TypeError as error:
-                    raise TypeError(f'{error} in {hook}') from None
-                if phase is not None:
-                    log += (phase, clock())
-        if closing is not None:
-            closing(runner, kwargs)
+    def reach(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
+        """Tell the timer, if the runner has one."""
+        timer = observer_of(runner)
+        if timer is not None and self._is_last:
+            timer.mark_all()
+            timer.close(point, runner, arguments)
+        elif timer is not None:
+            timer.open(point, runner, arguments)
 
 
-def _overrides_call_hook(runner: Any) -> bool:
-    """Return whether the class or the instance replaces mmengine's `call_hook`."""
-    method = type(runner).call_hook
-    is_stock = method.__module__.startswith('mmengine.') and not hasattr(method, '__wrapped__')
-    return 'call_hook' in vars(runner) or not is_stock
+def _reaching(point: str) -> Callable[..., None]:
+    def method(self: HookEdge, runner: Any, **arguments: Any) -> None:
+        self.reach(point, runner, arguments)
+
+    return method
+
+
+for _point in BEFORE:
+    setattr(HookEdge, _point, _reaching(_point))
+
+
+def add_edges(runner: Any) -> None:
+    """Register the first and the last hook of a runner, unless it has them.
+
+    Call it in a hook that may be called twice: mmengine iterates over the list of hooks, and calls
+    the present one again when another one is inserted before it.
+    """
+    if not any(isinstance(hook, HookEdge) for hook in runner.hooks):
+        runner.register_hook(HookEdge(is_last=True))
+        runner.register_hook(HookEdge(is_last=False))
+
+
+def remove_edges(runner: Any) -> None:
+    """Remove what `add_edges` has registered."""
+    # A new list: without an item, the one that mmengine iterates over would skip a hook.
+    runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, HookEdge)]
 
 
 def _hook_points_of(hook: Any) -> set[str]:

@@ -16,7 +16,7 @@ from mmtempo.system.machine import machine
 from mmtempo.timing.run_files import VERSION, RunFiles
 from mmtempo.timing.statistics import IterationStats
 from mmtempo.timing.window_means import WindowMeans
-from mmtempo.utils.phases import BACKWARD, BOTH, WHOLE
+from mmtempo.utils.phases import BACKWARD, BOTH, HOOKS, WHOLE
 from mmtempo.utils.units import duration
 
 # Categories that the config asks for: such stalls get no log line.
@@ -215,4 +215,4 @@ class RunRecorder:
 def _is_own(phase: str) -> bool:
     """Return whether the time of a phase depends on this process only."""
     is_logging = phase.startswith('logging') or 'LoggerHook' in phase or 'MonitorHook' in phase
-    return not (phase in ('data', BACKWARD, BOTH, WHOLE) or is_pause(phase) or is_logging)
+    return not (phase in ('data', BACKWARD, BOTH, HOOKS, WHOLE) or is_pause(phase) or is_logging)

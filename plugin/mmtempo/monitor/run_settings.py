@@ -12,6 +12,8 @@ from mmengine.hooks import CheckpointHook, LoggerHook
 from mmtempo.system.machine import processes_here
 from mmtempo.utils.runner import wrappers_of
 
+from .hook_timer import HookEdge
+
 
 def setting_of(runner: Any) -> dict[str, Any]:
     """Return the settings of a training; unknown ones are None."""
@@ -25,6 +27,7 @@ def setting_of(runner: Any) -> dict[str, Any]:
     unit = (length or 1) if by_epoch else 1
     evaluates = runner.val_loop is not None
     loops = [loop, runner.val_loop] if evaluates else [loop]
+    hooks = [hook for hook in runner.hooks if not isinstance(hook, HookEdge)]
     return dict(
         loop=type(loop).__name__,
         train_cfg_has_type='type' in _mapping(runner.cfg.get('train_cfg')),
@@ -40,12 +43,12 @@ def setting_of(runner: Any) -> dict[str, Any]:
         accumulation=accumulation,
         effective_batch=batch * world * accumulation if batch else None,
         max_iters=runner.max_iters,
-        log_interval=_first(hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)),
+        log_interval=_first(hook.interval for hook in hooks if isinstance(hook, LoggerHook)),
         val_interval=loop.val_interval * unit if evaluates else None,
-        **_checkpoints(runner.hooks, by_epoch, length),
+        **_checkpoints(hooks, by_epoch, length),
         config=runner.cfg.filename,
         default_hooks=_named_hooks(runner.cfg),
-        parts=[type(part).__name__ for part in (*loops, runner.optim_wrapper, *runner.hooks)],
+        parts=[type(part).__name__ for part in (*loops, runner.optim_wrapper, *hooks)],
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,16 +37,15 @@ class StepTimer:
         begin ... | model | ... | optimizer | ... end
             to_device  forward backward   step   step
 
-    The model gets an instance attribute `forward` that marks its calls, and each optimizer gets
-    torch's step hooks. They are inactive outside of `begin` and `end`, so that an evaluation of
-    the same model is no part of a step. Torch's module hooks would take three times as long.
-    Copies of the model are not timed, except for replicas of `nn.parallel.replicate`, which call
-    the original.
+    The model gets torch's forward hooks, and each optimizer its step hooks. They are inactive
+    outside of `begin` and `end`, so that an evaluation of the same model is no part of a step.
+    Copies of the model are not timed.
 
     - 'to_device' is the time before the call of the model: its data preprocessor, which copies the
       batch to the device. The preprocessor itself has no hook.
-    - 'forward' is each call of the model. A nested call is part of the outer call, unless it
-      happens in another part, as when an optimizer calls the model.
+    - 'forward' is each call of the model, with its pre-hooks, and with the forward hooks that were
+      registered before ours. A nested call is part of the outer call, unless it happens in another
+      part, as when an optimizer calls the model.
     - 'backward' lasts until the step of an optimizer begins. It includes gradient clipping, and the
       synchronization in which a `GradScaler` reads whether gradients overflowed. Without a step,
       because gradients accumulate or overflowed, it lasts until `end` or the next call of the
@@ -60,8 +57,7 @@ class StepTimer:
     - 'forward and backward' lasts until the step where parts of the model are called instead of
       the model.
     - Torch calls the hooks of an optimizer in the order of registration: hooks registered before
-      ours are charged to 'backward', later ones to 'step'. Hooks of the model are charged to the
-      part before or after its call.
+      ours are charged to 'backward', later ones to 'step'.
 
     Args:
         timeline: Timeline that gets the marks.
@@ -78,9 +74,8 @@ class StepTimer:
         self._inside: list[str] = []  # running parts, the innermost last
         self._state = self._at_begin = UNCALLED
         self._is_installed = self._sees_ends = False
+        # Handles reference their module weakly: a failed training ends without `close`.
         self._handles: list[Any] = []
-        # Weak references: a failed training ends without `close`, and must not be kept alive.
-        self._modules: list[Callable[[], nn.Module | None]] = []
 
     def install(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
         """Add the hooks, and return whether the parts of a step can be separated.
@@ -99,7 +94,10 @@ class StepTimer:
             self._at_begin = COMPILED
             return False
         for layer in layers:
-            self._replace_forward(layer)
+            self._handles += [
+                layer.register_forward_pre_hook(_ModuleHook(self._on_call), prepend=True),
+                layer.register_forward_hook(_ModuleHook(self._on_return), always_call=True),
+            ]
             if isinstance(layer, nn.DataParallel):
                 break  # it calls copies of the inner modules, in other threads
         optimizers = list(optimizers)
@@ -125,34 +123,14 @@ class StepTimer:
         if self.watching:
             self.watching = False
             self._inside.clear()
-            ended = self._state[END]
-            self._log += (self._phases[ended], self._clock())
-            if self._then is not None:
-                self._then(ended)
+            self._mark(self._state[END])
 
     def close(self) -> None:
         """Remove all hooks."""
         self.watching = self._is_installed = False
         for handle in self._handles:
             handle.remove()
-        for reference in self._modules:
-            attributes = vars(reference() or self)
-            ours = attributes.get('forward')
-            if not isinstance(ours, _Forward) or ours.timer is not self:
-                continue  # the module is gone, or other code wraps our forward
-            while isinstance(ours.forward, _Forward) and not ours.forward.timer._is_installed:
-                ours = ours.forward  # of a timer that was closed while this one wrapped it
-            if ours.was_attribute:
-                attributes['forward'] = ours.forward
-            else:
-                del attributes['forward']
-        self._handles, self._modules = [], []
-
-    def _replace_forward(self, module: nn.Module) -> None:
-        attributes = vars(module)
-        ours = _Forward(self, module.forward, 'forward' in attributes)
-        attributes['forward'] = functools.update_wrapper(ours, module.forward, updated=())
-        self._modules.append(weakref.ref(module))
+        self._handles = []
 
     def _mark(self, part: str) -> None:
         self._log += (self._phases[part], self._clock())
@@ -163,10 +141,28 @@ class StepTimer:
         self._sees_ends = True
         self._handles.append(optimizer.register_step_post_hook(self._on_step_end))
 
-    def _on_only_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-        """Handle the begin of a step of the only optimizer."""
+    def _on_call(self, *args: Any) -> None:
+        """Handle the begin of a call of the model."""
         # Checked first, so that nothing else gets into a graph. `is_compiling` also covers exports,
         # which have no steps, and takes three times as long.
+        if is_dynamo_compiling() or not self.watching:
+            return
+        ended = self._inside[-1] if self._inside else self._state[FORWARD]
+        self._inside.append(FORWARD)
+        if ended != FORWARD:  # else it is a nested call
+            self._mark(ended)
+
+    def _on_return(self, *args: Any) -> None:
+        """Handle the end of a call of the model, also where it failed."""
+        if is_dynamo_compiling() or not self._inside:
+            return
+        self._inside.pop()
+        if not self._inside or self._inside[-1] != FORWARD:
+            self._mark(FORWARD)
+            self._state = CALLED
+
+    def _on_only_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        """Handle the begin of a step of the only optimizer."""
         if is_dynamo_compiling() or not self.watching:
             return
         if len(args) > 1 or kwargs:  # a closure, which may call the model
@@ -174,10 +170,7 @@ class StepTimer:
                 self._add_post_hook(optimizer)
             self._on_step()
             return
-        ended = self._inside[-1] if self._inside else self._state[STEP]
-        self._log += (self._phases[ended], self._clock())
-        if self._then is not None:
-            self._then(ended)
+        self._mark(self._inside[-1] if self._inside else self._state[STEP])
         self._state = STEPPING
 
     def _on_step(self, *args: Any) -> None:
@@ -206,45 +199,18 @@ class _Phases(dict):
         return phase
 
 
-class _Forward:
-    """A `forward` that marks its calls; copies and pickles of it are the plain `forward`.
+class _ModuleHook:
+    """A hook of a module whose copies and pickles do nothing, as a copied model is not timed."""
 
-    Args:
-        timer: Timer that gets the marks.
-        forward: The replaced `forward`.
-        was_attribute: Whether it was an attribute of the instance, not of the class.
-    """
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
 
-    def __init__(self, timer: StepTimer, forward: Callable[..., Any], was_attribute: bool) -> None:
-        self.timer, self.forward, self.was_attribute = timer, forward, was_attribute
-
-    # Called in each iteration, like `_on_only_step`: both inline the mark to save a function call.
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        timer, forward = self.timer, self.forward
-        if is_dynamo_compiling() or not timer.watching:
-            return forward(*args, **kwargs)
-        inside = timer._inside
-        ended = inside[-1] if inside else timer._state[FORWARD]
-        if ended == FORWARD:
-            return forward(*args, **kwargs)  # nested call
-        log, clock, phases, then = timer._log, timer._clock, timer._phases, timer._then
-        inside.append(FORWARD)
-        log += (phases[ended], clock())
-        if then is not None:
-            then(ended)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            if inside:
-                inside.pop()
-                log += (phases[FORWARD], clock())
-                if then is not None:
-                    then(FORWARD)
-                timer._state = CALLED
+    def __call__(self, *args: Any) -> None:
+        self._hook(*args)
 
     def __reduce__(self) -> tuple:
-        return _identity, (self.forward,)
+        return _ModuleHook, (_nothing,)
 
 
-def _identity(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return forward
+def _nothing(*args: Any) -> None:
+    pass

@@ -30,6 +30,7 @@ from mmtempo.utils.phases import STEP, activate, charged_to, deactivate
 from mmtempo.utils.runner import optimizers_of
 from mmtempo.utils.write_guard import WriteGuard
 
+from .hook_calls import observe_hooks, stop_observing
 from .hook_timer import VISUALIZER, HookTimer
 from .options import MonitorOptions
 from .profile_window import ProfileWindow, line_of
@@ -60,6 +61,8 @@ def end_monitored(error: BaseException) -> None:
 
 class TrainingMonitor:
     """Monitor of one training: marks its phases in a timeline and writes the files of the run.
+
+    The runner needs the hooks of `add_edges`, except where our loops call all hooks.
 
     Args:
         runner: Runner of the training.
@@ -146,7 +149,7 @@ class TrainingMonitor:
         self._end_of_run = weakref.finalize(runner, self.abandon)
         _active.add(self)
         activate(self.timeline)
-        self._hook_timer.attach(runner)
+        observe_hooks(runner, self._hook_timer)
         self.timeline.start()
 
     def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
@@ -172,7 +175,7 @@ class TrainingMonitor:
             self._end('completed')
         else:
             self.abandon()
-        self._hook_timer.detach(runner)
+        stop_observing(runner)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the monitor of a training that failed or was interrupted.

@@ -10,7 +10,7 @@ from typing import Any
 from mmtempo.replacements import DEFAULT_HOOKS, OURS, REASONS, WITH_AMP
 from mmtempo.timing.causes import STEP
 from mmtempo.timing.statistics import EVEN, is_even
-from mmtempo.utils.phases import LOADER_ENDS
+from mmtempo.utils.phases import HOOKS, LOADER_ENDS
 from mmtempo.utils.units import counted, duration, percent
 
 from .data_advice import use_our_loop, waiting_for_data
@@ -64,7 +64,7 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
         few = counted(run.iterations, 'iteration')
         return Verdict(f'Too short to judge: {few}; at least {FEW} are needed.')
     candidates = [waiting_for_data(run), _rank_with_late_data(run), _rank_with_slow_steps(run)]
-    candidates += [_evaluation(run), _loader_ends(run), *_hooks(run)]
+    candidates += [_evaluation(run), _loader_ends(run), *_hooks(run), _unnamed_hooks(run)]
     candidates += [*_stalls(run), _copies(run), _idle_device(run), _unexplained(run), _memory(run)]
     candidates.append(_warnings(run))
     findings = [one for one in candidates if one and (one.share > WORTH or one.is_risk)]
@@ -168,6 +168,20 @@ def _hooks(run: RunFigures) -> list[Finding]:
             continue
         sums[name] = sums.get(name, 0.0) + run.seconds(phase)
     return [_hook(run, name, seconds) for name, seconds in sums.items()]
+
+
+def _unnamed_hooks(run: RunFigures) -> Finding:
+    """Judge the hooks of a run whose loop does not tell them apart."""
+    seconds = run.seconds(HOOKS)
+    change, by_hand = use_our_loop(run)
+    stock = [name for name in STOCK_HOOKS if run.has_part(name)]
+    change += [advice for name in stock for advice in _replace(run, name)]
+    why = [
+        f'All hooks together: {run.cost(seconds)}, {run.per_iteration(seconds)}.',
+        'The time of each hook is known with a loop of mmtempo and the call_hook of mmengine only.',
+    ]
+    headline = f'Hooks take {percent(run.share(seconds))} of the time.'
+    return Finding(run.share(seconds), headline, [*why, *by_hand], change)
 
 
 def _hook(run: RunFigures, name: str, seconds: float) -> Finding:

@@ -12,6 +12,7 @@ TO_DEVICE, FORWARD, BACKWARD, STEP = 'to_device', 'forward', 'backward', 'step'
 BOTH, WHOLE = 'forward and backward', 'train_step'
 OUTSIDE = 'unexplained'
 LOADER_ENDS = 'loader: end'  # after the last batch of an epoch
+HOOKS = 'hooks'  # all hooks of a hook point, where the loop does not tell them apart
 
 
 class Charged(Protocol):
