@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.fileio import LocalBackend
+from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmtempo.checkpoint import directory as folder
@@ -104,6 +106,29 @@ def trained(work: Path, length: int, resume: bool = False, **options: Any) -> st
     runner = Runner.from_cfg(saving.saving(work, **options))
     runner.train()
     return log_of(runner)
+
+
+class Blocked(Hook):
+    """Hook that keeps a file locked, as a killed writer that its disk blocks, until iteration 2."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open('w')
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        if runner.iter == 1:
+            assert self.path.exists()
+            self._file.close()
+
+
+def test_leftover_of_a_writer_that_ends_late_is_removed_at_the_end(tmp_path: Path) -> None:
+    runner = Runner.from_cfg(saving.saving(tmp_path / 'work', **{'train_cfg.max_iters': 3}))
+    left = Path(temporary_of(f'{tmp_path}/work/iter_3.pth'))
+    runner.register_hook(Blocked(left))
+    runner.train()
+    assert not left.exists()
+    assert f'removed leftovers of an interrupted save: {left.name}' in log_of(runner)
 
 
 def test_only_files_that_retention_had_selected_are_removed(tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import mmengine
 import torch
 from mmengine.hooks import EMAHook
 from mmengine.optim import OptimWrapper
 from mmengine.utils import get_git_hash
-from torch.nn import Module
 
 from mmtempo.checkpoint.io.snapshot import Deferred
 from mmtempo.logging.bounded_history import BoundedHistory
@@ -21,8 +19,6 @@ from mmtempo.utils.runner import optimizers_of, unwrapped, wrappers_of
 
 # Packages whose hooks do not access the parts of a checkpoint that a snapshot builds late.
 STOCK_PACKAGES = ('mmengine.', 'mmseg.')
-# Methods by which a class of modules can change the content of its state dict.
-STATE_METHODS = ('state_dict', '_save_to_state_dict', 'get_extra_state', '__getattr__')
 Method = TypeVar('Method', bound=Callable)
 
 
@@ -64,9 +60,7 @@ def checkpoint_of(
     )
     if hasattr(runner.train_dataloader.dataset, 'metainfo'):
         meta.update(dataset_meta=runner.train_dataloader.dataset.metainfo)
-    state, metadata = state_of(unwrapped(runner.model))
-    if metadata is not None:
-        state._metadata = _made(metadata, defers)
+    state = unwrapped(runner.model).state_dict()
     hub = runner.message_hub.state_dict()
     # This dict is the hub's own: a file of the same save may add keys before the snapshot copies.
     hub['resumed_keys'] = hub['resumed_keys'].copy()
@@ -184,57 +178,3 @@ def _text_of(cfg: Any) -> str:
 @cache
 def _version() -> str:
     return mmengine.__version__ + get_git_hash()  # runs git
-
-
-class _CustomState(Exception):
-    """Raised for a module that customizes its state dict."""
-
-
-def state_of(model: Module) -> tuple[Any, Callable[[], OrderedDict] | None]:
-    """Return `model.state_dict()` without `_metadata`, and a function that builds `_metadata`.
-
-    The training waits for this, and `state_dict` calls four functions of each module, of which
-    hundreds have no tensor. Where any module customizes its state dict, `model.state_dict()` is
-    called and returned as it is, with None in place of the function.
-    """
-    state: OrderedDict = OrderedDict()
-    modules: list[tuple[str, Module]] = []
-    try:
-        _add(model, '', state, modules)
-    except _CustomState:
-        return model.state_dict(), None
-
-    def metadata() -> OrderedDict:
-        return OrderedDict([(path[:-1], {'version': one._version}) for path, one in modules])
-
-    return state, metadata
-
-
-def _add(module: Module, prefix: str, state: dict, modules: list[tuple[str, Module]]) -> None:
-    own, kind = vars(module), cast(Any, type(module))
-    if (
-        not _has_stock_state(kind)
-        or own['_state_dict_hooks']
-        or own['_state_dict_pre_hooks']
-        or 'state_dict' in own
-        or '_save_to_state_dict' in own
-    ):
-        raise _CustomState
-    modules.append((prefix, module))
-    if own['_parameters']:
-        for name, tensor in own['_parameters'].items():
-            if tensor is not None:
-                state[prefix + name] = tensor.detach()
-    if own['_buffers']:
-        for name, tensor in own['_buffers'].items():
-            if tensor is not None and name not in own['_non_persistent_buffers_set']:
-                state[prefix + name] = tensor.detach()
-    if own['_modules']:
-        for name, child in own['_modules'].items():
-            if child is not None:
-                _add(child, f'{prefix}{name}.', state, modules)
-
-
-@cache
-def _has_stock_state(kind: Any) -> bool:
-    return all(getattr(kind, name, None) is getattr(Module, name) for name in STATE_METHODS)

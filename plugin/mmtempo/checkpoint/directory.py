@@ -147,19 +147,30 @@ def _own(path: str, folder: str) -> str:
     return own if is_elsewhere(path, [folder]) and osp.isfile(own) else path
 
 
-def prepare(runner: Any, hook: Any) -> None:
-    """Create the folder, remove leftovers of a crash, and warn if disk space is too small."""
-    # Once, not at each save: an unmounted drive must not be replaced by a new folder. A folder
-    # whose name contains the number of the save is created at that save.
-    fixed = hook.filename_tmpl.partition('{')[0]
-    of_names = osp.dirname(osp.join(hook.out_dir, fixed))
-    os.makedirs(of_names, exist_ok=True)
-    for folder in {of_names, hook.out_dir, runner.work_dir}:
+def _folder_of_names(hook: Any) -> str:
+    return osp.dirname(osp.join(hook.out_dir, hook.filename_tmpl.partition('{')[0]))
+
+
+def clean(runner: Any, hook: Any) -> None:
+    """Remove leftovers of killed writers.
+
+    A writer that is blocked by its disk outlives its kill and keeps its file until it ends, so
+    this is repeated at the end of a training.
+    """
+    for folder in filter(osp.isdir, {_folder_of_names(hook), hook.out_dir, runner.work_dir}):
         removed = remove_leftovers(folder)
         if removed:
             runner.logger.info(
                 f'{folder}: removed leftovers of an interrupted save: {", ".join(removed)}.'
             )
+
+
+def prepare(runner: Any, hook: Any) -> None:
+    """Create the folder, remove leftovers of a crash, and warn if disk space is too small."""
+    # Once, not at each save: an unmounted drive must not be replaced by a new folder. A folder
+    # whose name contains the number of the save is created at that save.
+    os.makedirs(_folder_of_names(hook), exist_ok=True)
+    clean(runner, hook)
     existing = _steps(hook)
     _warn_of_earlier(runner, hook, existing)
     _remove_replaced(runner, hook, existing)

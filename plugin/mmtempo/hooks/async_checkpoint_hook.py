@@ -230,6 +230,8 @@ class AsyncCheckpointHook(CheckpointHook):
                 saving.close()
                 self._saving = None
                 self._stop.end()
+            if is_main_process():
+                folder.clean(runner, self)
         super().after_train(runner)  # publishes checkpoints, which are durable by now
 
     def _publish_model(self, runner: Any, ckpt_path: str) -> None:
