@@ -92,6 +92,7 @@ class AsyncCheckpointHook(CheckpointHook):
 
     # As CheckpointHook: after the other hooks, so that a checkpoint holds their changes.
     priority = 'VERY_LOW'
+    file_backend: Any
 
     def __init__(
         self,
