@@ -239,6 +239,27 @@ def test_signal_ends_the_wait_for_a_batch(number: int, undisturbed: Path, tmp_pa
 
 
 @pytest.mark.parametrize('number', [INT, TERM])
+def test_signal_ends_the_wait_for_a_batch_of_an_evaluation(
+    number: int, undisturbed: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / 'work'
+    options = {
+        f'val_dataloader.{key}': value
+        for key, value in data(2 * 6, number, work).items()
+        if key.startswith('train_dataloader')
+    }
+    options = {key.replace('train_dataloader.', ''): value for key, value in options.items()}
+    options |= {'train_cfg.val_interval': 6, 'train_cfg.type': 'PrefetchIterBasedTrainLoop'}
+    options |= {'val_cfg.type': 'PrefetchValLoop'}
+    text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
+    assert 'stopped after 6 iterations' in text
+    assert 'Traceback' not in text
+    text = forks.run(train, tmp_path / 'log', work=str(work), resume=True)
+    assert resumed_at(text) == 6
+    assert_same(marked(work), undisturbed)
+
+
+@pytest.mark.parametrize('number', [INT, TERM])
 def test_signal_to_all_processes_of_a_training(
     number: int, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -482,7 +503,6 @@ def test_processes_resume_from_the_same_file(undisturbed_ranks: Path, tmp_path: 
         os.truncate(work / name, 1000)
     texts = both(start_ranks(work, resume=True), code=1)
     assert 'ValueError: no checkpoint to resume from' in texts[0]
-    assert 'no checkpoint to resume from' in texts[1]
 
 
 @pytest.mark.slow

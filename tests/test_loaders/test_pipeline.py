@@ -82,18 +82,19 @@ def test_hanging_sample_times_out_with_its_name() -> None:
     assert all(worker.exitcode is not None for worker in workers)
 
 
-def test_wait_for_a_batch_can_be_ended() -> None:
-    """As by a signal to the training, whose handler raises nothing."""
+@pytest.mark.parametrize('error', [KeyboardInterrupt, ValueError])
+def test_wait_for_a_batch_can_be_ended(error: type[BaseException]) -> None:
+    """As by a signal to the training; an error of the save is not one of the loader."""
     loader = build_loader(Failing('hang'), num_workers=2)
 
     def end() -> None:
-        raise KeyboardInterrupt
+        raise error
 
     def take_all() -> None:
         while True:
             loader.take(on_wait=end)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         take_all()
     assert loader.place.samples <= 20  # at least the batch of sample 6 was not taken
     loader.close()

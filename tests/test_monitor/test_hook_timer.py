@@ -198,13 +198,15 @@ def test_type_error_names_the_hook() -> None:
     assert texts == [texts[0]] * 2
 
 
-def test_hooks_of_epochs_only_get_no_phase() -> None:
+def test_time_of_a_hook_of_epochs_is_its_own() -> None:
+    """Not of the next hook, which may do nothing at this hook point."""
     runner = bare_runner(Rare(), Quick())
     _, timeline = timed(runner)
     call_hooks(runner, 'before_train_epoch')
     call_hooks(runner, 'before_train_iter', batch_idx=0)
     assert called == ['rare', 'quick before']
-    assert 'hook:Rare' not in timeline.names
+    phases = [timeline.names[phase] for phase in timeline.log[::2]]
+    assert phases == ['data', 'unexplained', 'hook:Rare', 'data', 'hook:Quick']
 
 
 def test_stock_loop_has_one_phase_for_all_hooks() -> None:

@@ -53,6 +53,18 @@ def test_the_first_signal_only_sets_a_flag(number: signal.Signals, noting: Notin
     assert noting.done == []
 
 
+@pytest.mark.parametrize(('number', 'again'), zip(SIGNALS, ('Ctrl-C again', 'Ctrl-C'), strict=True))
+def test_first_signal_is_announced_at_once(
+    number: signal.Signals, again: str, noting: Noting, capfd: pytest.CaptureFixture
+) -> None:
+    interrupts = Interrupts(lambda: True, noting.note, 'ends soon')
+    interrupts.install()
+    signal.raise_signal(number)
+    signal.raise_signal(signal.SIGTERM)
+    interrupts.restore()
+    assert capfd.readouterr().err == f'\n{number.name}: ends soon; {again} ends it at once\n'
+
+
 @pytest.mark.parametrize('first', SIGNALS)
 def test_a_second_ctrl_c_raises(first: signal.Signals, noting: Noting) -> None:
     before = handlers()

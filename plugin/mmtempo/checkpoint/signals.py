@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from mmengine.dist import get_world_size
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import EMAHook
 from mmengine.runner import EpochBasedTrainLoop
 
@@ -68,16 +68,16 @@ class StopOnSignal:
         self._interrupts: Interrupts | None = None
         self._runner: Any = lambda: None
         self._start: tuple[int, int] | None = None
-        self._is_announced = False
+        self._is_evaluating = False
         self._agreement: SignalAgreement | None = None  # None for a single process
 
     def begin(self, runner: Any) -> None:
         """Install the handlers."""
         self.end()
-        self._runner, self._is_announced = weakref.ref(runner), False
+        self._runner, self._is_evaluating = weakref.ref(runner), False
         self._start = (runner.epoch, runner.iter)
         self._agreement = SignalAgreement(runner.iter) if get_world_size() > 1 else None
-        self._interrupts = Interrupts(self._is_training, self._leave)
+        self._interrupts = Interrupts(self._is_training, self._leave, self._notice())
         self._interrupts.install()
 
     def end(self) -> None:
@@ -89,7 +89,11 @@ class StopOnSignal:
     def between_iterations(self, runner: Any) -> None:
         """Stop if a single process has received a signal; called while its loop waits as well."""
         requested = None if self._interrupts is None else self._interrupts.requested
-        if requested is not None and self._agreement is None:
+        if requested is None or self._agreement is not None:
+            return
+        if self._is_evaluating:
+            self._stop_evaluation(runner, requested)
+        else:
             self._stop(runner, requested, Reached(runner.epoch, runner.iter))
 
     def after_iteration(self, runner: Any, batch: int) -> None:
@@ -102,7 +106,7 @@ class StopOnSignal:
         # Schedules by epoch have not been stepped yet, so `after_epoch` stops instead.
         if self._interrupts is None or is_end_of_epoch(runner, batch):
             return
-        requested = self._requested(runner)
+        requested = self._interrupts.requested
         if requested is None and self._agreement is None:
             return
         done = runner.iter + 1
@@ -117,7 +121,7 @@ class StopOnSignal:
         """Stop if a signal has arrived; the state is consistent, with the epoch completed."""
         if self._interrupts is None:
             return
-        requested = self._requested(runner)
+        requested = self._interrupts.requested
         reached = Reached(runner.epoch, runner.iter)
         if counts_epochs(runner):
             epoch = runner.epoch + 1
@@ -129,6 +133,7 @@ class StopOnSignal:
 
     def before_evaluation(self, runner: Any) -> None:
         """Prepare to stop during an evaluation."""
+        self._is_evaluating = True
         if self._interrupts is not None and self._agreement is not None:
             self._agreement.begin_evaluation(len(runner.val_dataloader))
 
@@ -141,11 +146,17 @@ class StopOnSignal:
         """
         if self._interrupts is None:
             return
-        requested = self._requested(runner)
+        requested = self._interrupts.requested
         if self._agreement is not None:
             requested = self._agreement.in_evaluation(batch + 1, requested)
-        if requested is None:
-            return
+        if requested is not None:
+            self._stop_evaluation(runner, requested)
+
+    def after_evaluation(self) -> None:
+        """Note that the evaluation has ended."""
+        self._is_evaluating = False
+
+    def _stop_evaluation(self, runner: Any, requested: signal.Signals) -> None:
         if any(has_user_code(hook, 'before_val', 'before_val_epoch') for hook in runner.hooks):
             return  # what these hooks changed for the evaluation, they restore at its end
         for hook in runner.hooks:
@@ -162,21 +173,13 @@ class StopOnSignal:
         if abandon is not None:
             abandon()
 
-    def _requested(self, runner: Any) -> signal.Signals | None:
-        """Return the signal that this process has received; log it the first time."""
-        assert self._interrupts is not None
-        number = self._interrupts.requested
-        if number is None or self._is_announced:
-            return number
-        self._is_announced = True
-        when = 'after this iteration'
-        if self._agreement is not None:
-            when = 'at the same iteration in all processes, within about 1 s or one iteration'
-        again = 'Ctrl-C again' if number == signal.SIGINT else 'Ctrl-C'
-        runner.logger.warning(
-            f'{number.name}: the run ends {when}, with a checkpoint; press {again} to end at once.'
-        )
-        return number
+    def _notice(self) -> str:
+        """Return what to print when a signal arrives; in the main process only."""
+        if self._agreement is None:
+            return 'the run ends after this iteration, with a checkpoint'
+        if not is_main_process():
+            return ''
+        return 'the run ends at the same iteration in all processes, with a checkpoint'
 
     def _agree(self, ask: Callable, runner: Any, reached: Reached) -> signal.Signals | None:
         """Exchange signals with the other processes; if one of them has died, save and raise."""

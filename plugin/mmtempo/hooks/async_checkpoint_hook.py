@@ -221,6 +221,9 @@ class AsyncCheckpointHook(CheckpointHook):
     def after_val_iter(self, runner: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
         self._stop.in_evaluation(runner, batch_idx)
 
+    def after_val(self, runner: Any) -> None:
+        self._stop.after_evaluation()
+
     def after_train(self, runner: Any) -> None:
         saving = self._saving
         if saving is not None:
@@ -256,7 +259,7 @@ class AsyncCheckpointHook(CheckpointHook):
     def stop_if_asked(self, runner: Any) -> None:
         """End the run if a signal has arrived; for a loop, between two iterations.
 
-        A loop calls it while it waits for a batch, which may never arrive.
+        A loop calls it while it waits for a batch, which may never arrive, also in an evaluation.
         """
         self._stop.between_iterations(runner)
 

@@ -165,15 +165,26 @@ class Pipeline:
             self._positions.append(position)
 
     def _take(self) -> Any:
+        start = time.monotonic()
+        while True:
+            try:
+                return self._take_if_ready()
+            except _NotReady:
+                # Not within `_take_if_ready`: what `on_wait` raises is no error of the loader.
+                if self.on_wait is not None:
+                    self.on_wait()
+                self._check_workers(time.monotonic() - start)
+
+    def _take_if_ready(self) -> Any:
         try:
             if isinstance(self._source, BackgroundIterator):
-                batch, self._timing = self._take_from(self._source), None
+                batch, self._timing = _taken_from(self._source), None
                 if not isinstance(batch, (Packed, Pinned)):
                     return batch
                 self._timing = batch.timing
                 return batch.read()
             return next(self._source)
-        except LoaderError:
+        except _NotReady:
             raise
         except Exception as error:
             # A StopIteration of a sample or its collation is an error, not the end of the stream.
@@ -188,20 +199,14 @@ class Pipeline:
             text = self._death_message(codes) if codes else self._error_message(error)
             raise LoaderError(text) from error
 
-    def _take_from(self, source: BackgroundIterator) -> Any:
-        start = time.monotonic()
-        while True:
-            try:
-                return source.take(CHECK_INTERVAL)
-            except queue.Empty:
-                if self.on_wait is not None:
-                    self.on_wait()
-                codes = self._pool.exit_codes()
-                # Torch may have asked a worker to end; only an exit code other than 0 is a death.
-                if any(codes.values()):
-                    raise LoaderError(self._death_message(codes)) from None
-                if self._timeout and time.monotonic() - start >= self._timeout:
-                    raise LoaderError(self._timeout_message()) from None
+    def _check_workers(self, waited: float) -> None:
+        """Raise LoaderError if a worker has died or the next batch takes too long."""
+        codes = self._pool.exit_codes()
+        # Torch may have asked a worker to end; only an exit code other than 0 is a death.
+        if any(codes.values()):
+            raise LoaderError(self._death_message(codes)) from None
+        if self._timeout and waited >= self._timeout:
+            raise LoaderError(self._timeout_message()) from None
 
     def _timeout_message(self) -> str:
         text = f'{self._name}: no batch for {self._timeout:g} s'
@@ -253,3 +258,14 @@ class Pipeline:
 
 def _lease_of(requests: list[SampleRequest]) -> SlabLease | None:
     return requests[0].lease if requests else None
+
+
+class _NotReady(Exception):
+    """The next batch has not arrived yet."""
+
+
+def _taken_from(source: BackgroundIterator) -> Any:
+    try:
+        return source.take(CHECK_INTERVAL)
+    except queue.Empty:
+        raise _NotReady from None

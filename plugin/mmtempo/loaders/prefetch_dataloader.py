@@ -185,12 +185,16 @@ class PrefetchDataLoader(DataLoader):
             else:
                 loader.close()
 
-    def batches(self) -> Iterator[Any]:
-        """Iterate over all batches from the start, with this loader's workers; moves `place`."""
+    def batches(self, on_wait: Callable[[], None] | None = None) -> Iterator[Any]:
+        """Iterate over all batches from the start, with this loader's workers; moves `place`.
+
+        Args:
+            on_wait: As in `take`. Defaults to None.
+        """
         self.seek(StreamPosition(processes=self.processes))
         while True:
             try:
-                batch = self.take()
+                batch = self.take(on_wait)
             except StopIteration:
                 return
             yield batch

@@ -21,7 +21,7 @@ def save_state(runner: Any) -> None:
 
 
 def stop_if_asked(runner: Any) -> None:
-    """End the run if a signal asks for it; call it between two iterations."""
+    """End the run if a signal asks for it; call it between two iterations or while waiting."""
     for hook in runner.hooks:
         if hasattr(hook, 'stop_if_asked'):
             hook.stop_if_asked(runner)

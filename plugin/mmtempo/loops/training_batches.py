@@ -70,9 +70,10 @@ def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dic
     """
     loop.runner.model.eval()
     losses.clear()
-    loader = loop.dataloader
-    is_ours = isinstance(loader, PrefetchDataLoader)
-    for number, batch in enumerate(loader.batches() if is_ours else loader):
+    batches = loader = loop.dataloader
+    if isinstance(loader, PrefetchDataLoader):
+        batches = loader.batches(on_wait=functools.partial(stop_if_asked, loop.runner))
+    for number, batch in enumerate(batches):
         loop.run_iter(number, batch)
     metrics = loop.evaluator.evaluate(samples)
     if losses:

@@ -26,8 +26,6 @@ BEFORE = dict(
 )
 # Phase of the monitor's scalars where no hook of ours writes them with the log line.
 VISUALIZER = 'logging: visualizer'
-# Hook points once per epoch: hooks that only use these get no phase.
-RARE = {'before_train_epoch', 'after_train_epoch', 'after_train'}
 
 # Called with the runner and the keyword arguments of its hooks.
 _Callback = Callable[[Any, dict[str, Any]], None]
@@ -65,8 +63,7 @@ class HookTimer:
         self._opening.update(opening or {})
         self.categories = {HOOKS: 'hook', LOADER_ENDS: 'data', VISUALIZER: 'logging'}
         # Types, because hooks may reference the runner, which this timer must not keep alive.
-        self._types: list[type] = []
-        self._phases: list[int | None] = []
+        self._phases: dict[str, tuple[list[type], list[int | None]]] = {}
 
     def open(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
         """Begin a measured hook point, before its first hook."""
@@ -89,7 +86,7 @@ class HookTimer:
             return
         log, clock = self._timeline.log, self._timeline.clock
         self.open(point, runner, arguments)
-        for hook, phase in zip(hooks, self._phases_of(hooks)):
+        for hook, phase in zip(hooks, self._phases_at(point, hooks), strict=True):
             yield hook
             if phase is not None:
                 log += (phase, clock())
@@ -99,21 +96,21 @@ class HookTimer:
         phase = self._timeline.phase(name)
         return lambda runner, arguments: self._timeline.mark(phase)
 
-    def _phases_of(self, hooks: list[Any]) -> list[int | None]:
-        """Return the phase of each hook; None for hooks whose time belongs to the next mark."""
-        types = [type(hook) for hook in hooks]
-        if types != self._types:
-            self._types, self._phases, seen = types, [], []
-            for hook in hooks:
-                phase = None
-                if not _hook_points_of(hook) <= RARE:
-                    name = f'hook:{type(hook).__name__}'
-                    seen.append(name)
-                    name = name if seen.count(name) == 1 else f'{name} {seen.count(name)}'
+    def _phases_at(self, point: str, hooks: list[Any]) -> list[int | None]:
+        """Return the phase of each hook; None for hooks that do nothing at this hook point."""
+        types, phases = self._phases.get(point, ([], []))
+        if types != [type(hook) for hook in hooks]:
+            types, phases = [type(hook) for hook in hooks], []
+            for index, hook in enumerate(hooks):
+                number = types[: index + 1].count(types[index])
+                name = f'hook:{types[index].__name__}' + (f' {number}' if number > 1 else '')
+                if point in _hook_points_of(hook):
                     self.categories[name] = category_of(hook)
-                    phase = self._timeline.phase(name)
-                self._phases.append(phase)
-        return self._phases
+                    phases.append(self._timeline.phase(name))
+                else:
+                    phases.append(None)
+            self._phases[point] = types, phases
+        return phases
 
 
 class HookEdge(Hook):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -22,6 +23,8 @@ class Interrupts:
         is_wanted: Returns whether anything still reads `requested`. If not, the earlier handlers
             are restored and get the signal. It is called by the main thread, in a handler.
         on_second: Called before the earlier handler gets a second Ctrl-C.
+        notice: What the first signal does, for a line on stderr; no line if empty.
+            Defaults to ''.
         same: Seconds after the first signal in which a Ctrl-C counts as the same one, forwarded
             by the launcher: 1 s under torchrun, else 0.
         clock: Returns seconds; `time.monotonic` if not given.
@@ -34,10 +37,11 @@ class Interrupts:
         self,
         is_wanted: Callable[[], bool],
         on_second: Callable[[], None],
+        notice: str = '',
         same: float = FORWARDED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._is_wanted, self._on_second = is_wanted, on_second
+        self._is_wanted, self._on_second, self._notice = is_wanted, on_second, notice
         self._same, self._clock, self._at = same, clock, 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._owner = os.getpid()
@@ -70,12 +74,21 @@ class Interrupts:
             self._pass_on(number, frame)
         elif self.requested is None:
             self.requested, self._at = signal.Signals(number), self._clock()
+            self._announce(self.requested)
             if number == signal.SIGTERM and hasattr(signal, 'SIGCHLD'):
                 # torch would raise an error for workers that the same signal has terminated.
                 signal.signal(signal.SIGCHLD, _ignore)
         elif number == signal.SIGINT and self._clock() - self._at >= self._same:
             self._on_second()
             self._pass_on(number, frame)
+
+    def _announce(self, number: signal.Signals) -> None:
+        """Print at once: the flag may be read after a long iteration only."""
+        if self._notice:
+            again = 'Ctrl-C again' if number == signal.SIGINT else 'Ctrl-C'
+            # Not by `print`: the handler may have interrupted a write to the same stream.
+            with contextlib.suppress(OSError):
+                os.write(2, f'\n{number.name}: {self._notice}; {again} ends it at once\n'.encode())
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Restore the earlier handlers, and have the one of this signal act on it."""
