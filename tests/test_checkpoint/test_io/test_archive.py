@@ -224,8 +224,8 @@ def test_gil_is_released_again_and_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert longest * 1e-6 < 2 * archive.SLICE
 
 
-def test_each_file_of_one_buffer_is_that_of_torch(path: str) -> None:
-    """Tensors of another shape, dtype or order use memory of the file before."""
+def test_cached_pieces_are_used_for_equal_tensors_and_keys_only(path: str) -> None:
+    """A tensor of another shape, dtype or slot, and another key, are pickled anew."""
     buffer = HostBuffer()
     snapshot = Snapshot(buffer)
     one, two = torch.arange(6.0), torch.arange(8.0)
@@ -255,4 +255,26 @@ def test_each_file_of_one_buffer_is_that_of_torch(path: str) -> None:
         assert same(load(path), load(stock)), given
         state = load(path)['state']
         assert [*map(type, state)] == [*map(type, given['state'])]
+    buffer.close()
+
+
+def test_tensor_in_the_buffer_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = []
+    original = torch.Tensor.__reduce_ex__
+
+    def noting(tensor: torch.Tensor, protocol: int) -> Any:
+        pickled.append(tuple(tensor.shape))
+        return original(tensor, protocol)
+
+    monkeypatch.setattr(torch.Tensor, '__reduce_ex__', noting)
+    buffer = HostBuffer()
+    snapshot = Snapshot(buffer)
+    given = {'a': torch.ones(3), 'b': {0: dict(step=torch.ones(2))}}
+    for _ in range(3):
+        records = records_of(snapshot.take([given])[0], buffer)
+        assert len(records) == 5
+        assert pickled == [(3,), (2,)]
+    given['a'] = torch.ones(4)  # of the same slot size, but of another shape
+    records_of(snapshot.take([given])[0], buffer)
+    assert pickled[2] == (4,)
     buffer.close()

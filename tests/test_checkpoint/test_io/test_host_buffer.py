@@ -217,3 +217,37 @@ def test_memory_that_was_not_pinned_is_not_unpinned(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match='no device'):
         buffer.reserve(4096)
     buffer.close()
+
+
+def test_slot_is_found_as_long_as_it_is_allocated() -> None:
+    buffer = HostBuffer()
+    buffer.reserve(4096)
+    first, second = torch.ones(3), torch.ones(20)
+    before = [buffer.allocate_like(one) for one in (first, second)]
+    for one, start in zip(before, (0, 64)):
+        slot = buffer.slot_of(one)
+        assert slot is not None
+        assert (slot.start, slot.tensor is one) == (start, True)
+        slot.pickled = b'x'
+    assert buffer.slot_of(first) is None
+    buffer.clear()
+    assert buffer.allocate_like(first) is before[0]  # the slot is reused
+    assert buffer.slot_of(before[0]).pickled == b'x'  # type: ignore[union-attr]
+    for other in (second.double(), second.view(4, 5), second.view(4, 5).t(), second[:5]):
+        copy = buffer.allocate_like(other)
+        assert (copy.shape, copy.stride(), copy.dtype) == (
+            other.shape,
+            other.stride(),
+            other.dtype,
+        )
+        assert buffer.slot_of(before[1]) is None
+        assert buffer.slot_of(copy).pickled is None  # type: ignore[union-attr]
+        buffer.clear()
+        buffer.allocate_like(first)
+    buffer.clear()
+    buffer.clear()
+    assert buffer.slot_of(before[0]) is None  # not allocated since the first `clear`
+    found = buffer.allocate_like(first)
+    buffer.reserve(8192)
+    assert buffer.slot_of(found) is None
+    buffer.close()

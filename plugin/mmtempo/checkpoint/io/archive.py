@@ -9,6 +9,7 @@ import re
 import sys
 import time
 import zipfile
+from collections import OrderedDict
 from typing import Any, BinaryIO
 
 import torch
@@ -29,6 +30,8 @@ CLOCK_TICK = 2 * 10**9  # nanoseconds; coarsest time stamps of file systems
 SLICE, BREATH = 5e-5, 5e-5
 # Types that are no storages and contain none.
 PLAIN = frozenset({int, float, bool, str, type(None)})
+MAX_KEYS = 1 << 16
+_key_pieces: dict[str | int, bytes] = {}  # pickles of dict keys
 _checked: dict[str, tuple] = {}  # paths of verified files, and what identifies their content
 
 
@@ -42,14 +45,13 @@ def records_of(tree: Any, buffer: HostBuffer) -> list[tuple[str, Any]]:
     Returns:
         Name and content of each record; the content is bytes, or offset and size in the buffer.
     """
-    file = io.BytesIO()
-    pickler = _Pickler(file, buffer)
-    pickler.dump(tree)
+    pickled = _PiecewisePickle(buffer)
+    pickled.add(tree)
     records: list[tuple[str, Any]] = [
-        ('data.pkl', file.getvalue()),
+        ('data.pkl', pickled.join()),
         ('byteorder', sys.byteorder.encode()),
     ]
-    records += [(f'data/{key}', content) for key, content in pickler.contents.items()]
+    records += [(f'data/{key}', content) for key, content in pickled.contents.items()]
     return [*records, ('version', FORMAT_VERSION)]
 
 
@@ -65,17 +67,94 @@ def names_in(records: list[tuple[str, Any]]) -> frozenset[str]:
     return frozenset(name.decode() for name in names)
 
 
+class _PiecewisePickle:
+    """A pickle joined from pieces, most of which are cached from the previous file.
+
+    To pickle a tensor takes dozens of objects and calls. The result for a tensor in the buffer is
+    the same as long as its slot is allocated, so it is pickled once. Each piece is a complete
+    pickle without its first and last opcodes; pieces are joined by the opcodes of dicts.
+
+    Args:
+        buffer: Buffer that holds most of the tensors.
+    """
+
+    def __init__(self, buffer: HostBuffer) -> None:
+        self._buffer = buffer
+        self._file = io.BytesIO()
+        self._pickler = _Pickler(self._file, buffer)
+        self._pieces = [pickle.PROTO + bytes([PROTOCOL])]
+        if len(_key_pieces) > MAX_KEYS:
+            _key_pieces.clear()  # the keys are different each time
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """Content of each storage by its key."""
+        return self._pickler.contents
+
+    def join(self) -> bytes:
+        """Return the complete pickle."""
+        return b''.join([*self._pieces, pickle.STOP])
+
+    def add(self, value: Any) -> None:
+        """Append a value."""
+        kind = type(value)
+        if kind is dict:
+            self._pieces.append(pickle.EMPTY_DICT)
+            self._add_items(value)
+        elif kind is OrderedDict:
+            self._pieces.append(self._piece(OrderedDict()))
+            self._add_items(value)
+            if vars(value):  # `_metadata` of a state_dict
+                self._pieces += [self._piece(vars(value)), pickle.BUILD]
+        elif kind is torch.Tensor:
+            self._pieces.append(self._tensor_piece(value))
+        else:
+            self._pieces.append(self._piece(value))
+
+    def _add_items(self, items: dict) -> None:
+        if not items:
+            return
+        self._pieces.append(pickle.MARK)
+        for key, item in items.items():
+            self._pickler.release_gil()
+            self._pieces.append(self._key_piece(key))
+            self.add(item)
+        self._pieces.append(pickle.SETITEMS)
+
+    def _tensor_piece(self, tensor: torch.Tensor) -> bytes:
+        slot = self._buffer.slot_of(tensor)
+        if slot is None or not slot.size:
+            return self._piece(tensor)
+        # Each slot has a separate storage.
+        self.contents[_storage_key(slot.start)] = slot.start, tensor.nbytes
+        if slot.pickled is None:
+            slot.pickled = self._piece(tensor)
+        return slot.pickled
+
+    def _key_piece(self, key: Any) -> bytes:
+        # Exact types, because True == 1 would be found in the cache but is pickled differently.
+        if type(key) is not str and type(key) is not int:
+            return self._piece(key)
+        piece = _key_pieces.get(key)
+        if piece is None:
+            piece = _key_pieces[key] = self._piece(key)
+        return piece
+
+    def _piece(self, value: Any) -> bytes:
+        """Return a value's pickle without the opcodes that begin and end a pickle."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._pickler.clear_memo()  # a piece must not refer to objects of another piece
+        self._pickler.dump(value)
+        return self._file.getvalue()[2:-1]
+
+
 def _storage_key(offset: int) -> str:
     return str(offset // ALIGNMENT)
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes keys in place of storages, as torch's does, and pauses often.
-
-    Args:
-        file: File that the pickle is written to.
-        buffer: Buffer that holds most of the tensors.
-    """
+    """A pickler that writes keys in place of storages, as torch's does."""
 
     def __init__(self, file: io.BytesIO, buffer: HostBuffer) -> None:
         super().__init__(file, PROTOCOL)
@@ -87,13 +166,17 @@ class _Pickler(pickle.Pickler):
         self._kept: list[UntypedStorage] = []
         self.contents: dict[str, Any] = {}
 
+    def release_gil(self) -> None:
+        """Let other threads have the GIL if this one has held it for SLICE seconds."""
+        if time.perf_counter() > self._until:
+            time.sleep(BREATH)
+            self._until = time.perf_counter() + SLICE
+
     def persistent_id(self, obj: Any) -> Any:
         # Called with the GIL held for each of thousands of numbers and strings.
         if type(obj) in PLAIN:
             return None
-        if time.perf_counter() > self._until:
-            time.sleep(BREATH)
-            self._until = time.perf_counter() + SLICE
+        self.release_gil()
         if isinstance(obj, TypedStorage):
             storage = obj._untyped_storage
             kind, length = getattr(torch, obj._pickle_storage_type()), obj._size()

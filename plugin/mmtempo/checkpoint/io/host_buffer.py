@@ -15,7 +15,7 @@ from mmtempo.device.streams import pin_in_place, unpin
 from .writer_process import ALIGNMENT
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """A part of the buffer that is allocated to a tensor.
 
@@ -24,12 +24,14 @@ class Slot:
         layout: Shape, strides and dtype of the tensor that is copied there.
         size: Size in bytes, a multiple of `ALIGNMENT`.
         tensor: The tensor in the buffer.
+        pickled: The tensor's pickle, which `records_of` caches as long as the slot is allocated.
     """
 
     start: int
     layout: tuple
     size: int
     tensor: torch.Tensor
+    pickled: bytes | None = None
 
 
 class HostBuffer:
@@ -54,6 +56,7 @@ class HostBuffer:
         self._tensor: torch.Tensor | None = None  # all of the mapping
         self._is_pinned = False
         self._slots: list[Slot] = []  # in the order of their allocation
+        self._slots_by_id: dict[int, Slot] = {}  # by the id of their tensor
         self._next = 0  # index of the next slot
         self._requested = 0
 
@@ -86,7 +89,7 @@ class HostBuffer:
 
     def clear(self) -> None:
         """Start a new checkpoint; its tensors overwrite those of the previous one."""
-        del self._slots[self._next :]  # the previous checkpoint did not use them
+        self._drop_slots(slice(self._next, None))  # the previous checkpoint did not use them
         self._next = self._requested = 0
 
     def reserve(self, size: int) -> None:
@@ -118,11 +121,16 @@ class HostBuffer:
         self._requested += slot_size(tensor)
         if self._requested > self.size:
             return tensor
-        del self._slots[index:]
+        self._drop_slots(slice(index, None))
         slot = Slot(start, layout, slot_size(tensor), self._view(tensor, start))
         self._slots.append(slot)
+        self._slots_by_id[id(slot.tensor)] = slot
         self._next += 1
         return slot.tensor
+
+    def slot_of(self, tensor: torch.Tensor) -> Slot | None:
+        """Return the slot of a tensor that `allocate_like` returned, or None."""
+        return self._slots_by_id.get(id(tensor))
 
     def offset(self, address: int, size: int) -> int | None:
         """Return the offset of memory of this process in the buffer; None if it is outside."""
@@ -152,11 +160,17 @@ class HostBuffer:
             strides = torch.empty(shape, device='meta').stride()
         return flat.view(tensor.dtype).as_strided(shape, strides)
 
+    def _drop_slots(self, which: slice) -> None:
+        for slot in self._slots[which]:
+            del self._slots_by_id[id(slot.tensor)]
+        del self._slots[which]
+
     def _release(self) -> None:
         if self._tensor is not None and self._is_pinned:
             unpin(self._tensor, self._device)
             self._is_pinned = False
-        self._slots, self._next = [], 0
+        self._drop_slots(slice(None))
+        self._next = 0
         # The mapping is freed when no tensor refers to it any more.
         self._tensor = self._mapping = None
 
