@@ -165,6 +165,17 @@ DOCUMENTED: tuple[Entry, ...] = (
         example=dict(history=5, window=3),
     ),
     Entry(
+        r'(log|json)\..*', '',
+        'stock that resumes such a checkpoint computes statistics of the whole run from that part',
+        arms=('stock', 'imported'), leg='^(ours|loops)>',
+        when=lambda case: case['history'] == 5 and case['windows'] == 'global',
+        example=dict(
+            loop='epoch', samples=16, interval=2, log_interval=1, windows='global', history=5,
+            clip='norm', schedule='poly', state='moving', resume='stop', stop_epoch=2,
+        ),
+        on_resume=True,
+    ),
+    Entry(
         r'log\.(missing|warning)',
         'WARNING (Resumed iteration number|optim_wrapper|Gradient accumulative|.*update)',
         'SparseOptimWrapper words the warning about an incomplete update differently',
@@ -206,7 +217,7 @@ DOCUMENTED: tuple[Entry, ...] = (
         example=dict(out_dir='out', hooks=('changes_folder',)),
     ),
     Entry(
-        rf'(json|log|{HUB}\..*)\..*', '', 'a history that a hook removed is created again '
+        rf'seen|(json|log|{HUB}\..*)\..*', '', 'a history that a hook removed is created again '
         'by the next logged value, at another position in the order', arms=ARMS,
         when=has('hooks', 'pops_history', 'clears_histories'),
         example=dict(hooks=('clears_histories',)),
