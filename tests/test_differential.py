@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmtempo.dependencies import active_stack, installed_versions
 from tests.testing.common import ROOT
 from tests.testing.differential import run_case as runs
 from tests.testing.differential.cases import (
@@ -38,6 +39,7 @@ from tests.testing.differential.run_case import run_case
 ENTRIES = [
     pytest.param(entry, id=f'{entry.issue or "documented"} {entry.reason[:50]}')
     for entry in (*DOCUMENTED, *OPEN)
+    if entry.stack in ('', active_stack(installed_versions()))
 ]
 
 

@@ -35,6 +35,7 @@ class Entry:
         issue: Issue that asks for a fix; empty if the difference is intended. Defaults to ''.
         leg: Pattern of the training, such as 'whole' or 'stock>ours'. Defaults to ''.
         on_resume: Whether only a resume of the example shows it. Defaults to False.
+        stack: The only mm-stack that shows it; any if empty. Defaults to ''.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Entry:
     issue: str = ''
     leg: str = ''
     on_resume: bool = False
+    stack: str = ''
 
     def covers(self, found: Found, case: Case) -> bool:
         """Return whether this entry explains a difference of a case."""
@@ -203,6 +205,17 @@ DOCUMENTED: tuple[Entry, ...] = (
         'error', r'loops.py', 'the stock loop fails where ours trains', arms=('loops',),
         when=lambda case: case['sampler'] is None or reads_train_loader(case),
         example=dict(sampler=None, batch_sampler='growing'),
+    ),
+    Entry(
+        r'.*', '', 'with persistent workers, a hook that iterates over the loader restarts the '
+        'iterator of the training in mmengine 0.10.7',
+        arms=('loops',), stack='openmmlab',
+        when=lambda case: reads_train_loader(case) and case['persistent'],
+        example=dict(
+            samples=7, batch_size=2, drop_last=True, sampler='default', batches_per_epoch=3,
+            workers=1, persistent=True, interval=-1, optimizer='adamw', state='moving',
+            hooks=('next_before_train',),
+        ),
     ),
     Entry(
         'seen', r'read', 'iterating over our loader starts at the first batch; with an '
