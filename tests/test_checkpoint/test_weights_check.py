@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -431,8 +432,8 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize(('how', 'at'), [('save', 8), ('signal', 0)])
-def test_processes_end_together(how: str, at: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize('how', ['save', 'signal'])
+def test_processes_end_together(how: str, tmp_path: Path) -> None:
     """Only the main process has copies, and only its weights are bad."""
     outputs, _ = run_code_on_ranks(RANKS, tmp_path, how)
     ends = []
@@ -441,11 +442,14 @@ def test_processes_end_together(how: str, at: int, tmp_path: Path) -> None:
         assert len(lines) == 1, output
         ends.append(lines[0].removeprefix(f'RANK {rank} ended after ').split(': ', 1))
     assert ends[0][0] == ends[1][0]
-    if how == 'signal':  # the processes choose the iteration
-        at = int(ends[0][0]) + 1  # the runner counts from 0
-        assert at >= 10
-    assert ends[0][1] == (
-        f'Non-finite values at iteration {at}: spare of the model, after finite losses.'
+    found = re.fullmatch(
+        r'Non-finite values at iteration (\d+): spare of the model, after finite losses.',
+        ends[0][1],
     )
+    assert found is not None, ends
+    if how == 'signal':  # the processes choose the iteration; the runner counts from 0
+        assert int(found[1]) == int(ends[0][0]) + 1 >= 10
+    else:  # that of the bad copy, or of the next save if it looks before the copy was judged
+        assert int(found[1]) in (8, 12)
     assert ends[1][1].endswith('in another process; see its log.')
     assert_kept(tmp_path, 'iter_8.pth' if how == 'signal' else 'iter_4.pth')
