@@ -226,36 +226,22 @@ def test_signal_ends_the_run_with_a_checkpoint(
 
 
 @pytest.mark.parametrize('number', [INT, TERM])
-def test_signal_ends_the_wait_for_a_batch(number: int, undisturbed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(('split', 'iteration'), [('train', 8), ('val', 6)])
+def test_signal_ends_the_wait_for_a_batch(
+    split: str, iteration: int, number: int, undisturbed: Path, tmp_path: Path
+) -> None:
     """The batch may never arrive; workers of a prefetching loop make it."""
     work = tmp_path / 'work'
-    options = data(2 * 8 + 1, number, work)
-    text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
-    assert 'stopped after 8 iterations' in text
-    assert 'Traceback' not in text
-    text = forks.run(train, tmp_path / 'log', work=str(work), resume=True)
-    assert resumed_at(text) == 8
-    assert_same(marked(work), undisturbed)
-
-
-@pytest.mark.parametrize('number', [INT, TERM])
-def test_signal_ends_the_wait_for_a_batch_of_an_evaluation(
-    number: int, undisturbed: Path, tmp_path: Path
-) -> None:
-    work = tmp_path / 'work'
     options = {
-        f'val_dataloader.{key}': value
-        for key, value in data(2 * 6, number, work).items()
-        if key.startswith('train_dataloader')
+        key.replace('train_dataloader', f'{split}_dataloader'): value
+        for key, value in data(2 * iteration + (split == 'train'), number, work).items()
     }
-    options = {key.replace('train_dataloader.', ''): value for key, value in options.items()}
-    options |= {'train_cfg.val_interval': 6, 'train_cfg.type': 'PrefetchIterBasedTrainLoop'}
-    options |= {'val_cfg.type': 'PrefetchValLoop'}
+    options |= {'val_cfg.type': 'PrefetchValLoop', 'train_cfg.val_interval': 6}
     text = forks.run(through_tool, tmp_path / 'log', 128 + number, work=str(work), **options)
-    assert 'stopped after 6 iterations' in text
+    assert f'stopped after {iteration} iterations' in text
     assert 'Traceback' not in text
     text = forks.run(train, tmp_path / 'log', work=str(work), resume=True)
-    assert resumed_at(text) == 6
+    assert resumed_at(text) == iteration
     assert_same(marked(work), undisturbed)
 
 

@@ -67,8 +67,8 @@ def names_in(records: list[tuple[str, Any]]) -> frozenset[str]:
     return frozenset(name.decode() for name in names)
 
 
-# Pickled in one piece, a save costs a training step in Python 0.97 x stock instead of 0.13 x (bar
-# 0.45), and takes 54 instead of 22 iterations: each large call of the pickler holds the GIL.
+# Pickled in one piece, a save costs steps in Python 0.97 x stock instead of 0.13 x (bar 0.45), and
+# takes 54 instead of 22 iterations (`benchmark.py checkpoint --quick`).
 class _PiecewisePickle:
     """A pickle joined from pieces, most of which are cached from the previous file.
 
