@@ -26,7 +26,7 @@ from mmtempo.report import RunLog, read_log
 from mmtempo.report.compare import Comparison, allowed_slowdown, compare
 from mmtempo.report.format import size
 from mmtempo.report.html.page import plotly_script, write_html
-from mmtempo.report.run_figures import FEW
+from mmtempo.report.verdict.figures import FEW
 from mmtempo.report.trace import write_trace
 
 COMPARE = f"""Compare two runs, and judge whether B is slower than A.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mmtempo.report import RunLog, read_log
 from mmtempo.report.compare import Comparison, allowed_slowdown, compare
-from mmtempo.report.run_figures import FEW
+from mmtempo.report.verdict.figures import FEW
 from mmtempo.report.verdict import judge
 from tests.testing.made_up import write_run
 

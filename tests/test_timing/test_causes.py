@@ -31,7 +31,7 @@ def origin(worker: int = 2) -> Any:
         (
             slow(
                 'data',
-                note=dict(delivery=SimpleNamespace(samples=[1, 55], waited=1.0, origin=origin())),
+                note=dict(delivery=SimpleNamespace(samples=[1, 55], waited=1.0, origin=origin(), usual=0.9)),
             ),
             'data',
             'worker 2 was late',
@@ -60,7 +60,7 @@ def origin(worker: int = 2) -> Any:
             'garbage collection',
             'garbage collection (890 ms, within backward)',
         ),
-        (slow('backward', facts=dict(gc_seconds=0.2)), 'unexplained', 'backward', 'backward'),
+        (slow('backward', facts=dict(gc_seconds=0.1)), 'unexplained', 'backward', 'backward'),
         (
             slow('forward', facts=dict(major_faults=500.0)),
             'memory',
@@ -69,7 +69,7 @@ def origin(worker: int = 2) -> Any:
         ),
         (
             slow('forward', facts=dict(minor_faults=9000.0, system_seconds=0.8)),
-            'memory',
+            'host',
             'page faults',
             '(9000 pages, 800 ms in the kernel)',
         ),
@@ -144,7 +144,7 @@ def origin(worker: int = 2) -> Any:
                 facts=dict(minor_faults=90_000.0, system_seconds=0.9),
                 machine=dict(psi_io=0.8),
             ),
-            'memory',
+            'host',
             'page faults',
             '(90000 pages',
         ),
@@ -183,6 +183,12 @@ def test_cause_and_text(case: SlowIteration, category: str, cause: str, text: st
             {'garbage collection': 0.7, 'Slow': 0.5},
         ),
         ({'forward': 0.5, 'backward': 0.4}, dict(gc_seconds=0.9), {'garbage collection': 0.9}),
+        # Seconds belong to one cause, also where a collection is a small part of a phase.
+        (
+            {'evaluation': 10.0},
+            dict(gc_seconds=2.0),
+            {'evaluation': 8.0, 'garbage collection': 2.0},
+        ),
     ],
 )
 def test_several_causes_share_the_lost_seconds(more: dict, facts: dict, causes: dict) -> None:
@@ -226,7 +232,7 @@ def test_evidence_is_the_excess_over_usual() -> None:
 
 
 def test_large_batch_is_abbreviated() -> None:
-    delivery = SimpleNamespace(samples=[*range(100)], waited=1.0, origin=None)
+    delivery = SimpleNamespace(samples=[*range(100)], waited=1.0, origin=None, usual=0.0)
     found = diagnose(slow('data', note=dict(delivery=delivery)), {})
     assert 'samples 0, 1, 2, 3, 4, 5, 6, 7, ...' in found.why
     assert len(found.evidence['samples']) == 16

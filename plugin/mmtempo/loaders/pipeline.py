@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmtempo.system.limits import oom_kills
+from mmtempo.utils.phases import UNPACK, charged_to
 
 from .background_iterator import BackgroundIterator
 from .batch_stream import SampleRequest, StreamPosition
@@ -36,11 +37,19 @@ class WaitStats:
         batches: Number of batches that were delivered.
         starved: Number of these that were not ready when requested.
         seconds: Seconds of waiting for those.
+        starting: Seconds of these until the first batches after the workers were started.
+        samples: Number of samples whose workers report a timing; the next two are of these.
+        made: Seconds that workers took for them.
+        cpu: CPU seconds of these; the rest is waiting.
     """
 
     batches: int = 0
     starved: int = 0
     seconds: float = 0.0
+    starting: float = 0.0
+    samples: int = 0
+    made: float = 0.0
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,13 @@ class BatchInfo:
         samples: Indices of its samples in the dataset.
         waited: Seconds that the training waited for it; 0 where it was ready.
         origin: Timing that its worker reports; None where none is reported.
+        usual: Mean seconds of a sample before this batch; 0 while unknown.
     """
 
     samples: list[int]
     waited: float
     origin: WorkerTiming | None
+    usual: float = 0.0
 
 
 class Pipeline:
@@ -97,6 +108,8 @@ class Pipeline:
         self._positions: collections.deque[StreamPosition] = collections.deque()
         self._infos: collections.deque[BatchInfo] = collections.deque()
         self._timing: WorkerTiming | None = None
+        self._arrived = 0.0  # time at which the last batch arrived
+        self._starting = status.rows  # batches that are late because workers start
         self._ended = False
         self.on_wait: Callable[[], None] | None = None
         self._oom_kills = oom_kills()
@@ -123,12 +136,20 @@ class Pipeline:
             raise
         waited = 0.0
         if start is not None:
-            waited = time.perf_counter() - start
+            waited = self._arrived - start
             self._waits.starved += 1
             self._waits.seconds += waited
+            if self._starting > 0:
+                self._waits.starting += waited
+        self._starting -= 1
         requests = self._in_flight.popleft()
         samples = [request.sample for request in requests]
-        self._infos.append(BatchInfo(samples, waited, self._timing))
+        usual = self._waits.made / self._waits.samples if self._waits.samples else 0.0
+        self._infos.append(BatchInfo(samples, waited, self._timing, usual))
+        if self._timing is not None:
+            self._waits.samples += len(samples)
+            self._waits.made += self._timing.seconds
+            self._waits.cpu += self._timing.cpu
         lease = _lease_of(requests)
         if self._slabs is not None and lease is not None:
             self._slabs.finish(lease)
@@ -179,11 +200,15 @@ class Pipeline:
         try:
             if isinstance(self._source, BackgroundIterator):
                 batch, self._timing = _taken_from(self._source), None
+                self._arrived = time.perf_counter()
                 if not isinstance(batch, (Packed, Pinned)):
                     return batch
                 self._timing = batch.timing
-                return batch.read()
-            return next(self._source)
+                with charged_to(UNPACK):
+                    return batch.read()
+            batch = next(self._source)
+            self._arrived = time.perf_counter()
+            return batch
         except _NotReady:
             raise
         except Exception as error:

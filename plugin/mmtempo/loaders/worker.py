@@ -68,6 +68,11 @@ class WorkerStatus:
         self._memory = state['_memory']
         self._rows = self._memory.numpy()
 
+    @property
+    def rows(self) -> int:
+        """Number of processes that make samples."""
+        return len(self._rows)
+
     def clear(self) -> None:
         """Reset all workers to idle, without failed samples."""
         self._rows[:, STATE] = IDLE
@@ -118,12 +123,14 @@ class WorkerTiming(NamedTuple):
     Attributes:
         worker: Number of the worker.
         seconds: Seconds for all samples.
+        cpu: CPU seconds of these; the rest is waiting, for a disk, the network or a CPU.
         slowest: Index of the sample that took longest.
         slowest_seconds: Seconds for that sample.
     """
 
     worker: int
     seconds: float
+    cpu: float
     slowest: int
     slowest_seconds: float
 
@@ -164,6 +171,7 @@ class SeededDataset(Dataset):
         self._status = status
         self.lease: SlabLease | None = None
         self._times: list[tuple[float, int]] = []
+        self._cpu = 0.0
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -186,7 +194,7 @@ class SeededDataset(Dataset):
         self._status.begin(number, request.sample)
         if request.lease is not None:
             self.lease = request.lease
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         try:
             seed_generators(*request.key)
             sample = self.dataset[request.sample]
@@ -196,16 +204,18 @@ class SeededDataset(Dataset):
         self._status.end(number)
         if self.lease is not None:
             self._times.append((time.perf_counter() - start, request.sample))
+            self._cpu += time.thread_time() - cpu
         return sample
 
     def take_timing(self) -> WorkerTiming | None:
         """Return and reset the timing of the samples since the last call; None outside workers."""
         times, self._times = self._times, []
+        cpu, self._cpu = self._cpu, 0.0
         worker = get_worker_info()
         if worker is None or not times:
             return None
         seconds, slowest = max(times)
-        return WorkerTiming(worker.id, sum(one for one, _ in times), slowest, seconds)
+        return WorkerTiming(worker.id, sum(one for one, _ in times), cpu, slowest, seconds)
 
 
 class WorkerStart:

@@ -19,7 +19,7 @@ from mmtempo.loaders import (
     build_prefetch_dataloader,
 )
 from mmtempo.monitor.hook_calls import call_hooks
-from mmtempo.utils.phases import charged_to
+from mmtempo.utils.phases import RELEASE, charged_to
 from mmtempo.utils.units import duration
 
 from .accumulation import LogMeans
@@ -198,6 +198,8 @@ class TrainingBatches(Iterator):
             outputs = self._update_with(batch)
         arguments = dict(batch_idx=number, data_batch=batch, outputs=outputs)
         call_hooks(runner, 'after_train_iter', **arguments)
+        with charged_to(RELEASE):  # else it would be charged to the wait for the next batch
+            del outputs, arguments
         loop._iter += 1
 
     def _train_step(self, batch: Any) -> dict[str, Any]:

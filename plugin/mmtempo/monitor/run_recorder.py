@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mmtempo.report.run_figures import is_pause
+from mmtempo.report.verdict.figures import is_pause
 from mmtempo.report.terminal import to_text
 from mmtempo.report.verdict import judge
 from mmtempo.system.machine import machine

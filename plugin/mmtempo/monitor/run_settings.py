@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping
+import os.path as osp
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.dist import get_world_size
@@ -36,7 +38,7 @@ def setting_of(runner: Any) -> dict[str, Any]:
         num_workers=getattr(loader, 'num_workers', None),
         prefetch_factor=getattr(loader, 'prefetch_factor', None),
         pin_memory=getattr(loader, 'pin_memory', None),
-        cache=hasattr(getattr(loader, 'dataset', None), 'stats'),
+        **_data(getattr(loader, 'dataset', None)),
         batch_size=batch,
         world=world,
         local_world=processes_here(world),
@@ -49,6 +51,32 @@ def setting_of(runner: Any) -> dict[str, Any]:
         config=runner.cfg.filename,
         default_hooks=_named_hooks(runner.cfg),
         parts=[type(part).__name__ for part in (*loops, runner.optim_wrapper, *hooks)],
+    )
+
+
+def datasets_of(dataset: Any) -> Iterator[Any]:
+    """Yield a data set and those within its wrappers; of several, the first."""
+    while dataset is not None:
+        yield dataset
+        inner = getattr(dataset, 'datasets', None)
+        dataset = inner[0] if inner else getattr(dataset, 'dataset', None)
+
+
+def cache_of(dataset: Any) -> Any:
+    """Return the `CachedDataset` of a data set; None without one."""
+    return _first(one for one in datasets_of(dataset) if hasattr(one, 'stats'))
+
+
+def _data(dataset: Any) -> dict[str, Any]:
+    """Return what determines the cost of a sample; None or () where it is unknown."""
+    pipeline = _first(one.pipeline for one in datasets_of(dataset) if hasattr(one, 'pipeline'))
+    suffix = None
+    with contextlib.suppress(Exception):  # a user's data set may have another interface
+        suffix = osp.splitext(dataset.get_data_info(0)['img_path'])[1].lower()
+    return dict(
+        cache=cache_of(dataset) is not None,
+        transforms=[type(one).__name__ for one in getattr(pipeline, 'transforms', ())],
+        files=suffix,
     )
 
 

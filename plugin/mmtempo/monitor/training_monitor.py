@@ -36,7 +36,7 @@ from .options import MonitorOptions
 from .profile_window import ProfileWindow, line_of
 from .rank_times import RankTimes
 from .run_recorder import RunRecorder
-from .run_settings import files_of, length_of, setting_of, shape_of
+from .run_settings import cache_of, files_of, length_of, setting_of, shape_of
 from .step_timer import StepTimer
 
 WARM_UP = 5  # first iterations, which may be slow
@@ -290,10 +290,17 @@ class TrainingMonitor:
         if self._event_timer is not None:
             self._count_device(self._event_timer.take())
         self.report.update(ranks=self._ranks.take())
+        loader = getattr(self._loop(), 'dataloader', None)
+        cache = cache_of(getattr(loader, 'dataset', None))
+        if hasattr(loader, 'waiting'):
+            self.report.update(loader=vars(loader.waiting).copy())
+        if cache is not None:
+            self.report.update(cache=vars(cache.stats()))
         if self._sampler is not None:
             latest = self._sampler.latest()
             if latest:
-                self.report.update(memory=dict(now=latest, peak=self._sampler.peak()))
+                memory = dict(now=latest, peak=self._sampler.peak())
+                self.report.update(memory=memory, pressure=self._sampler.pressure())
             for text in self._sampler.warnings():
                 self._logger.warning(text)
                 self.report.warn(text, iteration)

@@ -13,7 +13,7 @@ from rich.table import Table
 from mmtempo.utils.units import counted
 
 from .format import MISSING, digits, duration, number, percent, size
-from .run_figures import FEW
+from .verdict.figures import FEW
 from .run_log import RunLog
 
 MIN_SHARE = 0.001  # of the time: smaller phases are not listed

@@ -10,7 +10,10 @@ from mmtempo.utils.units import size
 
 MIB, GIB = 1 << 20, 1 << 30
 # Totals since boot: only differences are meaningful.
-COUNTERS = {'swap_in', 'swap_out', 'psi_cpu', 'psi_memory', 'psi_io', 'throttled'}
+COUNTERS = {
+    'swap_in', 'swap_out', 'psi_cpu', 'psi_memory', 'psi_io', 'throttled', 'cpu_all', 'cpu_busy',
+    'cpu_own', 'queued',
+}  # fmt: skip
 # Least share of an iteration, of at least FEWEST_SECONDS, that counts as evidence. Workers always
 # wait a little for CPUs and disks, so of USUAL only what exceeds the usual rate counts.
 STALLS = {'psi_memory': 0.1, 'throttled': 0.1, 'psi_io': 0.25, 'psi_cpu': 0.5}
@@ -91,6 +94,35 @@ def evidence(samples: Sequence[Sample], start: float, end: float) -> dict[str, A
     reasons = _unusual_reasons(samples, around)
     if reasons:
         found['throttle'] = reasons
+    return found
+
+
+def pressure(first: Sample, last: Sample) -> dict[str, float]:
+    """Return shares over the time between two samples; those that are unknown are absent.
+
+    ==================== =====================================================================
+    seconds              length of that time
+    cpu, memory, io      share of it in which a process here waited for it
+    queued               share of it in which the main thread waited for a CPU
+    throttled            CPU seconds that a quota has taken away, summed over CPUs, per second
+    swapped              bytes read from swap, of the whole machine
+    busy                 share of the CPU time of this process's cores that was used
+    others               share of it that other processes used
+    ==================== =====================================================================
+    """
+    seconds = last.began - first.began
+    if seconds <= 0:
+        return {}
+    found = dict(seconds=seconds)
+    for name in ('psi_cpu', 'psi_memory', 'psi_io', 'queued', 'throttled'):
+        if first.get(name) is not None:
+            found[name.removeprefix('psi_')] = _difference(first, last, name) / seconds
+    if first.get('swap_in') is not None:
+        found['swapped'] = _difference(first, last, 'swap_in')
+    whole = _difference(first, last, 'cpu_all')
+    if whole:
+        busy, own = (_difference(first, last, name) for name in ('cpu_busy', 'cpu_own'))
+        found.update(busy=busy / whole, others=max(0.0, busy - own) / whole)
     return found
 
 

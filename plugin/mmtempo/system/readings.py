@@ -1,8 +1,8 @@
 """Read the state of the machine and of the container of this process.
 
 Each function returns figures by the names of a sample, or None where the system has none. Units are
-bytes and seconds. `psi_*`, `throttled`, `swap_in` and `swap_out` are totals since the boot of the
-machine or the creation of the control group.
+bytes and seconds. `psi_*`, `throttled`, `swap_in`, `swap_out` and `cpu_*` are totals since the boot
+of the machine, the creation of the control group or the start of this process.
 """
 
 from __future__ import annotations
@@ -124,6 +124,39 @@ def throttling(groups: Sequence[str]) -> Figures | None:
         for unit, number in _THROTTLED.findall(read_file(folder, 'cpu.stat'))
     ]
     return dict(throttled=sum(totals)) if totals else None
+
+
+def cpu_time(pid: int, root: str = '/') -> Figures | None:
+    """Return `cpu_all`, `cpu_busy` of the cores of this process, `cpu_own` of its family, `queued`.
+
+    `cpu_own` includes descendants that have ended, once their parents have collected them. `queued`
+    are the seconds in which the main thread was ready to run and another one had its CPU.
+
+    Args:
+        pid: The process.
+        root: Root of the file systems, for tests. Defaults to '/'.
+    """
+    if not hasattr(os, 'sched_getaffinity'):
+        return None
+    cores = {f'cpu{number}' for number in os.sched_getaffinity(pid)}
+    lines = (line.split() for line in read_file(root, 'proc/stat').splitlines())
+    # user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of user and nice
+    times = [[int(one) for one in line[1:9]] for line in lines if line and line[0] in cores]
+    if not times:
+        return None
+    tick = os.sysconf('SC_CLK_TCK')
+    everything = sum(map(sum, times)) / tick
+    idle = sum(one[3] + one[4] for one in times) / tick
+    own = sum(_cpu_ticks(one, root) for one in family_of(pid)) / tick
+    found = dict(cpu_all=everything, cpu_busy=everything - idle, cpu_own=own)
+    waited = read_file(root, f'proc/{pid}/schedstat').split()
+    return found | (dict(queued=int(waited[1]) * 1e-9) if len(waited) > 1 else {})
+
+
+def _cpu_ticks(pid: int, root: str) -> int:
+    """Return the ticks of a process and of its children that have ended."""
+    fields = read_file(root, f'proc/{pid}/stat').rpartition(')')[2].split()
+    return sum(map(int, fields[11:15]))
 
 
 def main_memory(process: psutil.Process) -> Figures:
@@ -254,6 +287,7 @@ class MachineReadings:
             'swapping': partial(swapping, root),
             '/dev/shm': partial(shared_memory, root),
             'pressure': partial(pressure, root, cpu_groups),
+            'CPU time': partial(cpu_time, own.pid, root),
             'CPU quota': partial(throttling, cpu_groups),
             'memory of this process': partial(main_memory, own),
             'memory of all its processes': RateLimited(partial(tree_memory, own.pid)),

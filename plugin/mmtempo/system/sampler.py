@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from mmtempo.utils.threads import HelperThread
 
-from .evidence import COUNTERS, Sample, evidence, findings
+from .evidence import COUNTERS, Sample, evidence, findings, pressure
 from .readings import MachineReadings
 
 STOPPING_SECONDS = 2.0  # then the training continues without a reading that hangs
@@ -112,6 +112,10 @@ class MachineSampler:
     def peak(self) -> dict[str, Any]:
         """Return the maximum of each figure over the run, of free space the minimum."""
         return dict(self._peak)
+
+    def pressure(self) -> dict[str, float]:
+        """Return what the machine was short of since the first sample; see `pressure`."""
+        return {} if self._first is None else pressure(self._first, self._samples[-1])
 
     def between(self, start: float, end: float) -> dict[str, Any]:
         """Return evidence for a slow iteration; see `evidence`.

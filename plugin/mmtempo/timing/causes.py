@@ -17,6 +17,7 @@ NOTABLE = 0.3
 MANY_FAULTS = 32
 DEAR_FAULT = 2e-5  # seconds in the kernel; a page of 4 KiB takes a tenth of that
 MOST_SAMPLES = 16
+SLOW_SAMPLE = 3.0  # multiple of the mean time of a sample
 NEW_SHAPE = 'new input shape'
 # Phases of the step itself, in which the host computes or waits for the device; a compiled step
 # is a single phase.
@@ -27,6 +28,7 @@ STEP = (
     phases.BOTH,
     phases.STEP,
     phases.WHOLE,
+    phases.RELEASE,
 )
 
 
@@ -131,26 +133,32 @@ def diagnose(slow: SlowIteration, categories: dict[str, str]) -> Diagnosis:
         categories: Category by phase, for phases that are hooks.
     """
     evidence, collecting = _evidence(slow), slow.excess('gc_seconds')
-    causes: dict[tuple[str, str], list[float]] = {}
-    sentence: list[str] = []
-    parts = slow.parts()
-    for phase, seconds in parts:
-        # A collection during the first phase may account for most of what other phases lost, too.
-        lost = slow.lost if not sentence else seconds
-        if collecting >= MOST * lost:
-            where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
-            category, cause, detail = 'gc', 'garbage collection', where
-            collecting -= seconds
-        else:
-            category, cause, detail = _cause(
-                slow, phase, seconds, categories.get(phase, 'hook'), evidence
-            )
-        if (category, cause) not in causes:
-            sentence.append(
-                f'{cause}{detail}' if not sentence else f'{cause} ({duration(seconds)})'
-            )
-        causes.setdefault((category, cause), []).append(seconds)
-    shares = [CauseShare(*names, sum(seconds)) for names, seconds in causes.items()]
+    causes: dict[tuple[str, str], float] = {}
+    details: dict[tuple[str, str], str] = {}
+
+    def add(seconds: float, category: str, cause: str, detail: str) -> None:
+        details.setdefault((category, cause), detail)
+        causes[category, cause] = causes.get((category, cause), 0.0) + seconds
+
+    least, parts = PART * slow.lost, slow.parts()
+    left = dict(parts)
+    while left and collecting >= least > 0:
+        # A collection was probably within the phase that lost about as much.
+        phase = min(left, key=lambda one: abs(left[one] - collecting))
+        where = f' ({duration(collecting)}, within {phase.removeprefix("hook:")})'
+        taken = left[phase] if left[phase] - collecting < least else collecting
+        add(taken, 'gc', 'garbage collection', where)
+        collecting -= taken
+        left[phase] -= taken
+        if not left[phase]:
+            del left[phase]
+    for phase, seconds in left.items():
+        add(seconds, *_cause(slow, phase, seconds, categories.get(phase, 'hook'), evidence))
+    shares = [CauseShare(*names, seconds) for names, seconds in causes.items()]
+    shares.sort(key=lambda share: -share.seconds)
+    first, *others = shares
+    sentence = [first.cause + details[first.category, first.cause]]
+    sentence += [f'{share.cause} ({duration(share.seconds)})' for share in others]
     return Diagnosis(parts[0][0], shares, ', and '.join(sentence), evidence)
 
 
@@ -183,15 +191,17 @@ def _cause(
 
 def _data_cause(slow: SlowIteration, evidence: dict[str, Any]) -> tuple[str, str]:
     """Return cause and detail for a late batch."""
-    worker = evidence.get('worker')
+    worker, took = evidence.get('worker'), evidence.get('sample_seconds', 0.0)
+    usual = evidence.get('usual_sample_seconds')
+    if usual and took >= SLOW_SAMPLE * usual and took >= MOST * evidence['waited']:
+        which = f' {evidence["slowest_sample"]} ({duration(took)}, usually {duration(usual)})'
+        return 'slow sample', which
     cause = 'waiting for data' if worker is None else f'worker {worker} was late'
     samples = evidence.get('samples') or evidence.get('files') or []
     detail = f' with samples {", ".join(map(str, samples[:8]))}' if samples else ''
-    if len(samples) > 8:
-        detail += ', ...'
+    detail += ', ...' if len(samples) > 8 else ''
     if 'slowest_sample' in evidence:
-        seconds = duration(evidence['sample_seconds'])
-        detail += f'; sample {evidence["slowest_sample"]} took {seconds}'
+        detail += f'; sample {evidence["slowest_sample"]} took {duration(took)}'
     return cause, detail
 
 
@@ -208,7 +218,7 @@ def _system_cause(slow: SlowIteration, lost: float) -> tuple[str, str, str] | No
     if disk >= MOST * lost and in_kernel > DEAR_FAULT * minor:
         return 'host', 'waiting for a disk', f' ({duration(disk)})'
     if in_kernel >= NOTABLE * lost and minor >= MANY_FAULTS:
-        return 'memory', 'page faults', f' ({minor:.0f} pages, {duration(in_kernel)} in the kernel)'
+        return 'host', 'page faults', f' ({minor:.0f} pages, {duration(in_kernel)} in the kernel)'
     throttled = slow.machine.get('throttled', 0)
     if throttled > 0 and throttled >= NOTABLE * lost:
         return 'host', 'CPU limit of the container', f' ({duration(throttled)} throttled)'
@@ -252,5 +262,6 @@ def _delivery_evidence(delivery: Any) -> dict[str, Any]:
             worker_seconds=origin.seconds,
             slowest_sample=origin.slowest,
             sample_seconds=origin.slowest_seconds,
+            usual_sample_seconds=delivery.usual,
         )
     return evidence

@@ -22,7 +22,7 @@ class Period:
 
     Attributes:
         every: Period in iterations.
-        what: Name of the interval.
+        what: Name of the interval; empty for one that is not in the settings.
         residue: Number of a periodic iteration modulo `every`.
         count: Number of stalls on the period.
         of: Number of all stalls.
@@ -43,10 +43,17 @@ class Period:
 
         It ends with the coverage: '; 98 % of these iterations stall'.
         """
+        what = f' = {self.what}' if self.what else ''
         return (
-            f'every {ordinal(self.every)} iteration = {self.what}: {self.count} of {self.of} '
+            f'every {ordinal(self.every)} iteration{what}: {self.count} of {self.of} '
             f'stalls; {100 * self.coverage:.0f} % of these iterations stall'
         )
+
+
+def usual_gap(iterations: Sequence[int]) -> int | None:
+    """Return the most frequent distance between stalls of one cause; None for fewer than two."""
+    gaps, counts = np.unique(np.diff(np.unique(iterations)), return_counts=True)
+    return int(gaps[counts.argmax()]) if len(gaps) else None
 
 
 def find_period(iterations: Sequence[int], intervals: Mapping[str, int | None]) -> Period | None:

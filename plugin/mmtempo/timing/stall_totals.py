@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from .periods import find_period
+from .periods import find_period, usual_gap
 
 # Number of the latest records of a cause that are searched for a period.
 MOST_OF_A_CAUSE = 256
@@ -65,7 +65,10 @@ class StallTotals:
         """
         found = []
         for cause, latest in self._latest.items():
-            period = find_period([iteration for iteration, *_ in latest], intervals)
+            known = dict(intervals)
+            if self.by_cause[cause]['category'] == 'hook':  # it may have an interval of its own
+                known[''] = usual_gap([iteration for iteration, *_ in latest])
+            period = find_period([iteration for iteration, *_ in latest], known)
             if period is None:
                 continue
             periodic = [one for one in latest if one[0] % period.every == period.residue]

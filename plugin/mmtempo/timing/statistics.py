@@ -12,6 +12,7 @@ import numpy as np
 from .causes import NEW_SHAPE
 from .level_shift import LevelChange, SlowSpan
 from .log_histogram import LogHistogram
+from .pace import Pace
 from .stall_detector import Stall, StallDetector
 from .stall_records import History, StallRecords
 from .stall_totals import StallTotals
@@ -66,7 +67,7 @@ class IterationStats:
         self._taken = 0
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
         self._pending_changes: list[dict[str, Any]] = []
-        self._whole, self._spread = LogHistogram(), _Spread()
+        self._whole, self._spread, self._pace = LogHistogram(), _Spread(), Pace()
         self._phases: dict[str, LogHistogram] = {}
 
     @property
@@ -140,6 +141,7 @@ class IterationStats:
             stalls=_longest([*spans, *self._longest]),
             periods=self._lost.periods(intervals),
             changes=list(self._changes),
+            pace=dict(values=list(self._pace.values), size=self._pace.size),
         )
 
     def ring(self, most: int | None = None) -> dict[str, Any]:
@@ -159,6 +161,7 @@ class IterationStats:
         whole = self._without_evaluation(block)
         self._whole.add(whole)
         self._spread.add(whole)
+        self._pace.add(whole.tolist())
         for name, spent in zip(self._timeline.names, block.spent.T):
             if name not in self._phases:
                 self._phases[name] = LogHistogram()

@@ -14,6 +14,7 @@ class WindowMeans:
     ::
 
         memory.device.utilisation  -> device_busy   mean, looks
+        memory.device.throttle     -> device_throttled   share of the looks by reason
         ranks                      -> ranks         by name: max, rank, min, mean, least (mean of
                                                     min), usual (the most frequent rank), often,
                                                     of (the number of windows)
@@ -22,6 +23,7 @@ class WindowMeans:
     def __init__(self) -> None:
         self._looked_at: Any = None
         self._busy, self._looks = 0.0, 0
+        self._throttled: Counter[str] = Counter()
         self._ranks: dict[str, _Slowest] = {}
 
     def add(self, window: Mapping[str, Any]) -> None:
@@ -32,6 +34,7 @@ class WindowMeans:
         if busy is not None and (memory.get('time') != self._looked_at or not self._looks):
             self._looked_at = memory.get('time')
             self._busy, self._looks = self._busy + busy, self._looks + 1
+            self._throttled.update(memory['device'].get('throttle') or ())
         for name, found in (window.get('ranks') or {}).items():
             self._ranks.setdefault(name, _Slowest()).add(found)
 
@@ -40,6 +43,9 @@ class WindowMeans:
         figures: dict[str, Any] = {}
         if self._looks:
             figures['device_busy'] = dict(mean=self._busy / self._looks, looks=self._looks)
+        if self._throttled:
+            shares = {reason: one / self._looks for reason, one in self._throttled.items()}
+            figures['device_throttled'] = shares
         if self._ranks:
             figures['ranks'] = {name: one.figures() for name, one in self._ranks.items()}
         return figures

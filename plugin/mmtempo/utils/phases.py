@@ -12,6 +12,8 @@ TO_DEVICE, FORWARD, BACKWARD, STEP = 'to_device', 'forward', 'backward', 'step'
 BOTH, WHOLE = 'forward and backward', 'train_step'
 OUTSIDE = 'unexplained'
 LOADER_ENDS = 'loader: end'  # after the last batch of an epoch
+UNPACK = 'loader: unpack'  # of a batch that has arrived from a worker
+RELEASE = 'release'  # of the outputs of a step, and with them of the autograd graph
 HOOKS = 'hooks'  # all hooks of a hook point, where the loop does not tell them apart
 
 

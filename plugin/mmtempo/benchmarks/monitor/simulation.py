@@ -73,7 +73,7 @@ class Simulation:
             timeline.mark(self._phases[-1])
             self._totals[1] += 5000.0
         self._totals[0] += number % 3 == 0
-        timing = WorkerTiming(number % 8, 0.07, 4 * number, 0.05)
+        timing = WorkerTiming(number % 8, 0.07, 0.07, 4 * number, 0.05)
         delivery = BatchInfo([4 * number + index for index in range(4)], 0.0, timing)
         timeline.set_facts(self._totals.copy())
         timeline.annotate(dict(shape=(4, 3, 600, 800), delivery=delivery))

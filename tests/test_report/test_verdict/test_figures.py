@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmtempo.report.run_figures import MIN_READINGS, RunFigures, is_pause
+from mmtempo.report.verdict.figures import MIN_READINGS, RunFigures, is_pause
 from tests.testing.summaries import summary
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from mmtempo.utils.checks import is_whole
 from mmtempo.utils.phases import LOADER_ENDS
-from mmtempo.utils.units import duration, percent
+from mmtempo.utils.units import counted, duration, percent
 
 FEW = 20  # iterations; a run with fewer is not judged
+SHORT = 200  # iterations; in fewer, periodic work and warm-up are no typical part
 WORTH = 0.03  # share of the time that justifies a change
 FULL = 0.90  # share of the memory
+OTHERS = 0.10  # share of the CPU time that other processes must use to be named
 MIN_READINGS = 10  # of the device; with fewer, its utilization counts as unknown
 
 
@@ -29,18 +31,24 @@ class Finding:
     """A cost of the run.
 
     Attributes:
-        share: The share of the time that it costs.
-        headline: The finding in one sentence.
+        key: Name of the kind of finding.
+        seconds: The seconds that it costs in the whole run.
+        headline: The finding in one sentence; empty where it costs nothing yet.
         why: Sentences with figures.
         change: Overrides that reduce the cost.
-        is_risk: Whether it is reported whatever it costs.
+        is_risk: Whether it may end the run, and is reported for a short run as well.
+        is_periodic: Whether it is work at an interval, which a short run does not show.
+        comes_first: Whether it makes the other findings unreliable.
     """
 
-    share: float
+    key: str
+    seconds: float
     headline: str
     why: list[str] = field(default_factory=list)
     change: list[Advice] = field(default_factory=list)
     is_risk: bool = False
+    is_periodic: bool = False
+    comes_first: bool = False
 
 
 class RunFigures:
@@ -57,6 +65,8 @@ class RunFigures:
         self.machine: Mapping[str, Any] = summary.get('machine') or {}
         self.causes: Mapping[str, Any] = (summary.get('lost') or {}).get('by_cause') or {}
         self.stalls: list[Mapping[str, Any]] = summary.get('stalls') or []
+        self.pressure: Mapping[str, float] = summary.get('pressure') or {}
+        self.loader: Mapping[str, Any] = summary.get('loader') or {}
         self.periods: list[Mapping[str, Any]] = summary.get('periods') or []
         self.peak: Mapping[str, Any] = (summary.get('memory') or {}).get('peak') or {}
         self.iterations = int(summary.get('iterations') or 0)
@@ -74,6 +84,10 @@ class RunFigures:
         """Return seconds as a share of the total time."""
         return seconds / self.total
 
+    def is_worth(self, seconds: float) -> bool:
+        """Return whether seconds are more than `WORTH` of the time."""
+        return self.share(seconds) > WORTH
+
     def cost(self, seconds: float) -> str:
         """Format seconds with their share of the total time."""
         return f'{duration(seconds)}, {percent(self.share(seconds))} of the time'
@@ -90,6 +104,21 @@ class RunFigures:
             if entry.get('category') in categories
         ]
         return sorted(causes, key=lambda row: -row[1])
+
+    def lost_to(self, cause: str, category: str | None = None) -> float:
+        """Return the seconds lost to a cause of stalls."""
+        entry = self.causes.get(cause) or {}
+        is_other = category is not None and entry.get('category') != category
+        return 0.0 if is_other else entry.get('seconds') or 0.0
+
+    def saving(self, seconds: float) -> str:
+        """Format what a run saves without a cost: per hour, and in the rest of the training."""
+        text = f'up to {duration(3600 * self.share(seconds))} per hour'
+        left = (self.summary.get('max_iters') or 0) - (self.summary.get('last_iter') or 0)
+        if left > 0:
+            rest = left * seconds / self.iterations
+            text += f', {duration(rest)} in the {counted(left, "iteration")} that remain'
+        return text
 
     def whole(self, key: str) -> int | None:
         """Return a setting if it is an integer of at least 0, else None."""
@@ -114,12 +143,23 @@ class RunFigures:
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether memory was nearly full or caused stalls."""
-        return (self.peak.get('ram_used') or 0.0) > FULL or bool(self.lost('memory'))
+        """Whether memory was nearly full, or processes waited for it."""
+        is_full = (self.peak.get('ram_used') or 0.0) > FULL
+        stalls = sum(seconds for _, seconds, _ in self.lost('memory'))
+        pressure = self.pressure.get('memory') or 0.0
+        return is_full or pressure > WORTH or self.is_worth(stalls)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether other processes used the CPUs while the main thread waited for one."""
+        queued, others = (self.pressure.get(key) or 0.0 for key in ('queued', 'others'))
+        return queued > WORTH and others > OTHERS
 
     @property
     def waited(self) -> float:
-        """Seconds spent waiting for data, without the warm-up of the loader."""
+        """Seconds spent waiting for a batch that was not there, once the workers had started."""
+        if 'seconds' in self.loader:
+            return self.loader['seconds'] - (self.loader.get('starting') or 0.0)
         warm_up = sum(
             stall.get('lost') or 0.0
             for stall in self.stalls
@@ -152,5 +192,10 @@ class RunFigures:
 
 def is_pause(phase: str) -> bool:
     """Return whether the training consumes no batches during this phase."""
-    is_save = phase.startswith('checkpoint') or 'CheckpointHook' in phase
-    return is_save or phase in ('evaluation', 'hook:SnapshotFence', LOADER_ENDS)
+    return is_save(phase) or phase in ('evaluation', LOADER_ENDS)
+
+
+def is_save(phase: str) -> bool:
+    """Return whether a phase is a part of saves."""
+    is_part = phase.startswith('checkpoint') or phase == 'hook:SnapshotFence'
+    return is_part or 'CheckpointHook' in phase

@@ -1,0 +1,183 @@
+"""Findings about the wait for batches, and advice on the loader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from mmtempo.replacements import BY_NAME, TRANSFORMS
+from mmtempo.utils.units import counted, duration, percent
+
+from .figures import WORTH, Advice, Finding, RunFigures
+
+MOST_AHEAD = 8  # largest prefetch factor that is advised
+MARGIN = 1.1  # required throughput of the loader, relative to that of the training
+MOST = 0.5  # share of the waiting, or of the batches, that decides about its kind
+FEW_LATE = 0.05  # share of the batches; fewer late ones are no matter of prefetching
+WAITING = 0.6  # share of CPU time in a worker's time, below which it waits for something else
+IN_USE = 0.85  # share of the CPU time above which no core is free
+NEARLY_ALL = 0.9  # of a cache's budget
+STOCK_LOOPS = {name: ours for name, ours in BY_NAME.items() if name.endswith('TrainLoop')}
+STOCK_TRANSFORMS = {path.rpartition('.')[2]: ours for path, ours in TRANSFORMS.items()}
+
+
+def slow_samples(run: RunFigures) -> Iterator[Finding]:
+    """Find a few samples that take far longer than the others, whichever worker makes them."""
+    if not _is_by_samples(run):
+        return
+    seconds = run.waited
+    stalls = [stall for stall in run.stalls if stall.get('cause') == 'slow sample']
+    found = [stall.get('evidence') or {} for stall in stalls]
+    samples = sorted({one['slowest_sample'] for one in found if 'slowest_sample' in one})
+    why = [f'Waiting for data: {run.cost(seconds)}.']
+    if samples:
+        longest = max(one.get('sample_seconds') or 0.0 for one in found)
+        usual = found[0].get('usual_sample_seconds') or 0.0
+        names = ', '.join(map(str, samples[:8])) + (', ...' if len(samples) > 8 else '')
+        why.append(
+            f'{counted(len(samples), "slow sample")} ({names}): up to {duration(longest)} each, '
+            f'others {duration(usual)}. Check their files and what their transforms do.'
+        )
+    headline = f'Waiting for a few slow samples takes {percent(run.share(seconds))} of the time.'
+    yield Finding('data: samples', seconds, headline, why)
+
+
+def too_few_batches(run: RunFigures) -> Iterator[Finding]:
+    """Find a loader that makes batches more slowly than the training takes them."""
+    seconds = run.waited
+    if not run.is_worth(seconds) or _is_by_samples(run) or not _is_general(run):
+        return
+    delivered = run.computed / (run.computed + seconds)
+    why = [
+        f'Waiting for data: {run.cost(seconds)}, {run.per_iteration(seconds)}.',
+        f'The loader delivers {percent(delivered)} of the batches that the training can process.',
+    ]
+    change, by_hand = use_our_loop(run)
+    key, more, limits = _more_workers(run, delivered)
+    headline = f'Waiting for data takes {percent(run.share(seconds))} of the time.'
+    yield Finding(key, seconds, headline, [*why, *_causes(run), *by_hand, *limits], [*change, *more])
+
+
+def late_batches(run: RunFigures) -> Iterator[Finding]:
+    """Find single late batches, with a loader that is fast enough in the mean."""
+    seconds = run.waited
+    if not run.is_worth(seconds) or _is_by_samples(run) or _is_general(run):
+        return
+    why = [f'Waiting for data: {run.cost(seconds)}.']
+    late, batches = run.loader.get('starved'), run.loader.get('batches')
+    if batches:
+        why.append(f'{late} of {batches} batches were late.')
+    change, by_hand = use_our_loop(run)
+    why += [*_causes(run), *by_hand]
+    workers, ahead = run.whole('num_workers'), run.whole('prefetch_factor') or 2
+    is_often = not batches or late > FEW_LATE * batches
+    if workers and is_often and 2 * ahead <= MOST_AHEAD and not run.is_short_of_memory:
+        reason = f'each worker prepares {2 * ahead} batches ahead instead of {ahead}'
+        change.append(Advice(f'train_dataloader.prefetch_factor={2 * ahead}', reason))
+    headline = f'Waiting for late batches takes {percent(run.share(seconds))} of the time.'
+    yield Finding('data: late', seconds, headline, why, change)
+
+
+def _causes(run: RunFigures) -> list[str]:
+    """Return the main cause of late batches, and what recurs."""
+    causes = run.lost('data')
+    periods = [one for one in run.periods if one.get('cause') in [cause for cause, *_ in causes]]
+    why = [
+        f'Late batches: {duration(lost)} of that, in {counted(count, "iteration")}. Main cause: '
+        f'{cause}.'
+        for cause, lost, count in causes[:1]
+    ]
+    texts = [str(period.get('text') or '').rstrip('.') for period in periods]
+    return why + [f'{text[:1].upper()}{text[1:]}.' for text in texts if text]
+
+
+def use_our_loop(run: RunFigures) -> tuple[list[Advice], list[str]]:
+    """Advise to replace a stock train loop: by an override, or by a sentence if none can.
+
+    Args:
+        run: Figures of the run.
+    """
+    ours = STOCK_LOOPS.get(run.setting.get('loop') or '')
+    if ours is None:
+        return [], []
+    why = 'prepares and copies batches ahead'
+    if run.setting.get('train_cfg_has_type'):
+        more = 'train.py --zero-wait replaces all stock parts'
+        return [Advice(f'train_cfg.type={ours}', f'{why}; {more}')], []
+    # mmengine refuses `type` together with `by_epoch`, and no override removes a key.
+    return [], [f"In the config, write type='{ours}' in train_cfg instead of by_epoch: it {why}."]
+
+
+def _is_by_samples(run: RunFigures) -> bool:
+    """Return whether most of the waiting is for samples that take far longer than others."""
+    return run.is_worth(run.waited) and run.lost_to('slow sample') > MOST * run.waited
+
+
+def _is_general(run: RunFigures) -> bool:
+    """Return whether most batches are late, or those of one worker, at any time of the run."""
+    batches = run.loader.get('batches')
+    if batches:
+        is_general = run.loader['starved'] > MOST * batches
+    else:
+        is_general = run.median('data') > WORTH * (run.summary.get('p50') or 0.0)
+    return is_general or any(period.get('what') == 'num_workers' for period in run.periods)
+
+
+def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice], list[str]]:
+    """Return key, overrides and sentences: more workers, as far as cores and memory allow."""
+    workers, cores = run.whole('num_workers'), run.cores
+    if workers is None or cores is None:
+        return 'data: workers', [], []
+    on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
+    made, cpu, busy = (run.loader.get('made'), run.loader.get('cpu'), run.pressure.get('busy'))
+    waits = bool(made) and cpu < WAITING * made
+    key, limits = 'data: workers', []
+    if waits:
+        limits.append(
+            f'A worker computes for {percent(cpu / made)} of its time, and waits for a disk or '
+            'the network in the rest.'
+        )
+        if (run.pressure.get('io') or 0.0) > MOST * run.share(run.waited):
+            key = 'data: disk'
+            share = percent(run.pressure['io'])
+            limits.append(f'A process waited for a disk in {share} of the time.')
+    # A training without accelerator needs a core itself.
+    room = cores if run.machine.get('accelerator') else cores - 1
+    if busy is not None and not waits:
+        room = workers + int((1 - busy) * cores) if busy < IN_USE else workers
+    # Without workers, the main process makes the batches while it counts as waiting.
+    load = workers / delivered if workers else 1 / delivered - 1
+    needed = max(workers + 1, math.ceil(MARGIN * load))
+    if run.is_short_of_memory:
+        return key, [], [*limits, 'Memory is short: do not add workers.', *_cheaper(run)]
+    if workers >= room and not waits:
+        limits += [f'No core is left for another worker: {on_cores}.', *_cheaper(run)]
+        return 'data: cpu', [], limits
+    why = f'{on_cores}; about {needed} are needed'
+    if waits or needed <= room:
+        return key, [Advice(f'train_dataloader.num_workers={needed}', why)], limits
+    limits.append(f'The free cores cannot run the {needed} workers that are needed.')
+    change = [Advice(f'train_dataloader.num_workers={room}', why)]
+    return key, change, [*limits, *_cheaper(run)]
+
+
+def _cheaper(run: RunFigures) -> list[str]:
+    """Return how samples may become cheaper, as far as the pipeline allows."""
+    why = []
+    samples, cpu = run.loader.get('samples'), run.loader.get('cpu')
+    if samples:
+        why.append(f'A sample takes {duration(cpu / samples)} of CPU time.')
+    cache, names = run.summary.get('cache') or {}, run.setting.get('transforms') or ()
+    if not run.setting.get('cache'):
+        why.append('Wrap the dataset in CachedDataset: it runs the first transforms once.')
+    elif cache.get('used', 0) > NEARLY_ALL * cache.get('budget', math.inf):
+        kept = f'{cache["samples"]} of {counted(cache["total"], "sample")}'
+        why.append(f'The budget of CachedDataset is full with {kept}: raise it.')
+    faster = [STOCK_TRANSFORMS[name] for name in names if name in STOCK_TRANSFORMS]
+    if faster:
+        why.append(f'Use {", ".join(faster)} (tempo.data.fast_transforms=True): equal samples.')
+    if 'Resize' in names and {'RandomCrop', 'FastRandomCrop'} & set(names):
+        why.append('Use ResizeRandomCrop, which resizes only what is cropped.')
+    if run.setting.get('files') in ('.jpg', '.jpeg') and not run.setting.get('cache'):
+        why.append('FastLoadImageFromFile(reduce_to=...) decodes JPEG files at a smaller size.')
+    return why

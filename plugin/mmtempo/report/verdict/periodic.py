@@ -1,0 +1,150 @@
+"""Findings about hooks and other periodic work: evaluations, saves, log lines, epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from mmtempo.replacements import DEFAULT_HOOKS, OURS, REASONS
+from mmtempo.utils.phases import HOOKS, LOADER_ENDS
+from mmtempo.utils.units import percent
+
+from .data import use_our_loop
+from .figures import WORTH, Advice, Finding, RunFigures, is_save
+
+MAX_STRETCH = 4  # largest factor by which an interval is prolonged
+# Stock hook -> its key of `default_hooks`, our hook, mmengine's arguments where the key is absent.
+# Not the timer: a run with a summary already has ours.
+STOCK_HOOKS = {
+    path.rpartition('.')[2]: (key, OURS[path], arguments)
+    for key, (path, arguments) in DEFAULT_HOOKS.items()
+    if key != 'timer'
+}
+
+
+def evaluation(run: RunFigures) -> Iterator[Finding]:
+    """Find evaluations that cost much."""
+    seconds = run.seconds('evaluation')
+    if not run.is_worth(seconds):
+        return
+    change = []
+    if run.has_part('ValLoop'):
+        change.append(Advice('val_cfg.type=PrefetchValLoop', 'prepares and copies batches ahead'))
+    by_epoch = bool(run.setting.get('by_epoch'))
+    change += _longer_interval(run, seconds, 'train_cfg.val_interval', 'val_interval', by_epoch)
+    headline = f'Evaluation takes {percent(run.share(seconds))} of the time.'
+    why = [f'Evaluation: {run.cost(seconds)}.', *_saving(run, seconds, change)]
+    yield Finding('evaluation', seconds, headline, why, change, is_periodic=True)
+
+
+def epochs(run: RunFigures) -> Iterator[Finding]:
+    """Find workers that end, and start again, with each epoch."""
+    seconds = run.seconds(LOADER_ENDS)
+    if not run.is_worth(seconds):
+        return
+    change = []
+    if run.setting.get('by_epoch'):
+        why = 'keeps the workers alive between epochs'
+        change.append(Advice('train_dataloader.persistent_workers=True', why))
+    headline = f'Ending the loader takes {percent(run.share(seconds))} of the time.'
+    why = f'Ending the loader after the last batch of an epoch: {run.cost(seconds)}.'
+    lines = [why, *_saving(run, seconds, change)]
+    yield Finding('epochs', seconds, headline, lines, change, is_periodic=True)
+
+
+def hooks(run: RunFigures) -> Iterator[Finding]:
+    """Find expensive hooks by class; the phases of a save count for the checkpoint hook."""
+    sums: dict[tuple[str, str], float] = {}
+    for phase in run.phases:
+        key, name = 'hook', phase.removeprefix('hook:').partition(' ')[0]
+        if is_save(phase):
+            key, name = 'save', name if name == 'CheckpointHook' else 'AsyncCheckpointHook'
+        elif phase.startswith('logging: '):
+            key, name = 'logging', phase.removeprefix('logging: ').capitalize()
+        elif not phase.startswith('hook:'):
+            continue
+        elif name in ('LoggerHook', 'SparseLoggerHook'):
+            key = 'logging'
+        sums[key, name] = sums.get((key, name), 0.0) + run.seconds(phase)
+    for (key, name), seconds in sums.items():
+        if run.is_worth(seconds):
+            yield _hook(run, key, name, seconds)
+
+
+def _hook(run: RunFigures, kind: str, name: str, seconds: float) -> Finding:
+    change = []
+    interval, by_epoch = run.whole('log_interval'), run.setting.get('checkpoint_by_epoch')
+    key = f'default_hooks.{run.key_of_hook(name)}.interval'
+    if name in STOCK_HOOKS:
+        change = replace(run, name)
+    elif run.key_of_hook(name) is None:
+        pass
+    elif name.endswith('CheckpointHook') and by_epoch is not None:
+        change = _longer_interval(run, seconds, key, 'checkpoint_interval', by_epoch)
+    elif name == 'SparseLoggerHook' and interval:
+        reason = f'logs every {5 * interval} iterations instead of {interval}'
+        change.append(Advice(f'{key}={5 * interval}', reason))
+    headline = f'{name} takes {percent(run.share(seconds))} of the time.'
+    why = [f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
+    periods = [str(one['text']) for one in run.periods if one.get('cause') == name]
+    why += [f'{text}.' for text in periods] + _saving(run, seconds, change)
+    return Finding(kind, seconds, headline, why, change, is_periodic=kind != 'hook')
+
+
+def unnamed_hooks(run: RunFigures) -> Iterator[Finding]:
+    """Find expensive hooks of a run whose loop does not tell them apart."""
+    seconds = run.seconds(HOOKS)
+    if not run.is_worth(seconds):
+        return
+    change, by_hand = use_our_loop(run)
+    change += stock_hooks(run)
+    why = [
+        f'All hooks together: {run.cost(seconds)}, {run.per_iteration(seconds)}.',
+        'The time of each hook is known with a loop of mmtempo and the call_hook of mmengine only.',
+    ]
+    headline = f'Hooks take {percent(run.share(seconds))} of the time.'
+    yield Finding('hook', seconds, headline, [*why, *by_hand], change)
+
+
+def stock_hooks(run: RunFigures) -> list[Advice]:
+    """Advise our hooks for all stock ones of the run."""
+    return [advice for name in STOCK_HOOKS if run.has_part(name) for advice in replace(run, name)]
+
+
+def replace(run: RunFigures, name: str) -> list[Advice]:
+    """Advise our hook for a stock one in `default_hooks`, or for one that mmengine adds."""
+    default, ours, arguments = STOCK_HOOKS[name]
+    key = run.key_of_hook(name)
+    if key is not None:
+        return [Advice(f'default_hooks.{key}.type={ours}', REASONS[ours])]
+    if run.setting.get('default_hooks') is None or default in run.setting['default_hooks']:
+        return []  # it is among the custom hooks, which no override reaches
+    return [
+        Advice(f'default_hooks.{default}.type={ours}', REASONS[ours]),
+        *(
+            Advice(f'default_hooks.{default}.{argument}={value}', "keeps mmengine's default")
+            for argument, value in arguments.items()
+        ),
+    ]
+
+
+def _saving(run: RunFigures, seconds: float, change: list[Advice]) -> list[str]:
+    return [f'Without it the run takes less time: {run.saving(seconds)}.'] if change else []
+
+
+def _longer_interval(
+    run: RunFigures, seconds: float, key: str, name: str, by_epoch: bool
+) -> list[Advice]:
+    """Advise a longer interval, in the unit of the config; the setting `name` has iterations."""
+    interval, length = run.whole(name), run.whole('epoch_length')
+    last = run.summary.get('max_iters') or run.whole('max_iters') or 0
+    factor = min(MAX_STRETCH, math.ceil(run.share(seconds) / WORTH))
+    if not interval or factor < 2 or 2 * interval > last:
+        return []
+    unit, units = 1, 'iterations'
+    if by_epoch:
+        if not length or interval % length:
+            return []
+        unit, units = length, 'epochs'
+    longer = min(factor, last // interval) * interval // unit
+    return [Advice(f'{key}={longer}', f'every {longer} {units} instead of {interval // unit}')]
