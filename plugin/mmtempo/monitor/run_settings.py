@@ -48,6 +48,7 @@ def setting_of(runner: Any) -> dict[str, Any]:
         log_interval=_first(hook.interval for hook in hooks if isinstance(hook, LoggerHook)),
         val_interval=loop.val_interval * unit if evaluates else None,
         **_checkpoints(hooks, by_epoch, length),
+        compile_dynamic=_mapping(runner.cfg.get('compile')).get('dynamic'),
         config=runner.cfg.filename,
         default_hooks=_named_hooks(runner.cfg),
         parts=[type(part).__name__ for part in (*loops, runner.optim_wrapper, *hooks)],

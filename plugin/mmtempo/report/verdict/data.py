@@ -39,7 +39,7 @@ def slow_samples(run: RunFigures) -> Iterator[Finding]:
             f'others {duration(usual)}. Check their files and what their transforms do.'
         )
     headline = f'Waiting for a few slow samples takes {percent(run.share(seconds))} of the time.'
-    yield Finding('data: samples', seconds, headline, why)
+    yield Finding('data: samples', seconds, headline, why, _further_ahead(run))
 
 
 def too_few_batches(run: RunFigures) -> Iterator[Finding]:
@@ -69,13 +69,18 @@ def late_batches(run: RunFigures) -> Iterator[Finding]:
         why.append(f'{late} of {batches} batches were late.')
     change, by_hand = use_our_loop(run)
     why += [*_causes(run), *by_hand]
-    workers, ahead = run.whole('num_workers'), run.whole('prefetch_factor') or 2
-    is_often = not batches or late > FEW_LATE * batches
-    if workers and is_often and 2 * ahead <= MOST_AHEAD and not run.is_short_of_memory:
-        reason = f'each worker prepares {2 * ahead} batches ahead instead of {ahead}'
-        change.append(Advice(f'train_dataloader.prefetch_factor={2 * ahead}', reason))
+    if not batches or late > FEW_LATE * batches:
+        change += _further_ahead(run)
     headline = f'Waiting for late batches takes {percent(run.share(seconds))} of the time.'
     yield Finding('data: late', seconds, headline, why, change)
+
+
+def _further_ahead(run: RunFigures) -> list[Advice]:
+    workers, ahead = run.whole('num_workers'), run.whole('prefetch_factor') or 2
+    if not workers or 2 * ahead > MOST_AHEAD or run.is_short_of_memory:
+        return []
+    reason = f'each worker prepares {2 * ahead} batches ahead instead of {ahead}'
+    return [Advice(f'train_dataloader.prefetch_factor={2 * ahead}', reason)]
 
 
 def _causes(run: RunFigures) -> list[str]:

@@ -80,6 +80,10 @@ class RunFigures:
         """Return the median of the seconds that an iteration spends in a phase."""
         return (self.phases.get(phase) or {}).get('p50') or 0.0
 
+    def count(self, phase: str) -> int:
+        """Return in how many iterations a phase occurs."""
+        return int((self.phases.get(phase) or {}).get('count') or 0)
+
     def share(self, seconds: float) -> float:
         """Return seconds as a share of the total time."""
         return seconds / self.total

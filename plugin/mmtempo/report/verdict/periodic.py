@@ -12,6 +12,7 @@ from mmtempo.utils.units import percent
 from .data import use_our_loop
 from .figures import WORTH, Advice, Finding, RunFigures, is_save
 
+SEVERAL = 2  # saves or evaluations; one, as at the end of a run, is no rate
 MAX_STRETCH = 4  # largest factor by which an interval is prolonged
 # Stock hook -> its key of `default_hooks`, our hook, mmengine's arguments where the key is absent.
 # Not the timer: a run with a summary already has ours.
@@ -25,7 +26,7 @@ STOCK_HOOKS = {
 def evaluation(run: RunFigures) -> Iterator[Finding]:
     """Find evaluations that cost much."""
     seconds = run.seconds('evaluation')
-    if not run.is_worth(seconds):
+    if not run.is_worth(seconds) or run.count('evaluation') < SEVERAL:
         return
     change = []
     if run.has_part('ValLoop'):
@@ -67,7 +68,7 @@ def hooks(run: RunFigures) -> Iterator[Finding]:
             key = 'logging'
         sums[key, name] = sums.get((key, name), 0.0) + run.seconds(phase)
     for (key, name), seconds in sums.items():
-        if run.is_worth(seconds):
+        if run.is_worth(seconds) and not (key == 'save' and _saves(run) < SEVERAL):
             yield _hook(run, key, name, seconds)
 
 
@@ -126,6 +127,13 @@ def replace(run: RunFigures, name: str) -> list[Advice]:
             for argument, value in arguments.items()
         ),
     ]
+
+
+def _saves(run: RunFigures) -> int:
+    """Return how often the run was saved."""
+    interval = run.whole('checkpoint_interval')
+    ours = max((run.count(one) for one in run.phases if one.startswith('checkpoint')), default=0)
+    return max(ours, run.iterations // interval if interval else 0)
 
 
 def _saving(run: RunFigures, seconds: float, change: list[Advice]) -> list[str]:

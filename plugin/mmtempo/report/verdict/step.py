@@ -27,7 +27,9 @@ def collections(run: RunFigures) -> Iterator[Finding]:
 
 def compilations(run: RunFigures) -> Iterator[Finding]:
     """Find compilations by torch after the first iterations."""
-    yield from _stalls(run, 'recompilation', 'Compilation by torch', _named(run, COMPILED))
+    change = [Advice('compile.dynamic=True', 'one compilation for inputs of all sizes')]
+    change = change if run.setting.get('compile_dynamic') is False else []
+    yield from _stalls(run, 'recompilation', 'Compilation by torch', _named(run, COMPILED), change)
 
 
 def new_shapes(run: RunFigures) -> Iterator[Finding]:
