@@ -37,7 +37,8 @@ class WaitStats:
         batches: Number of batches that were delivered.
         starved: Number of these that were not ready when requested.
         seconds: Seconds of waiting for those.
-        starting: Seconds of these until the first batches after the workers were started.
+        starts: How often the workers were started.
+        starting: Seconds of waiting for their first batches.
         samples: Number of samples whose workers report a timing; the next two are of these.
         made: Seconds that workers took for them.
         cpu: CPU seconds of these; the rest is waiting.
@@ -46,6 +47,7 @@ class WaitStats:
     batches: int = 0
     starved: int = 0
     seconds: float = 0.0
+    starts: int = 0
     starting: float = 0.0
     samples: int = 0
     made: float = 0.0
@@ -104,6 +106,7 @@ class Pipeline:
         self._stream, self._pool, self._status = stream, pool, status
         self._dataset, self._timeout, self._name = dataset, timeout, name
         self._waits, self._slabs = waits, slabs
+        waits.starts += 1
         self._in_flight: collections.deque[list[SampleRequest]] = collections.deque()
         self._positions: collections.deque[StreamPosition] = collections.deque()
         self._infos: collections.deque[BatchInfo] = collections.deque()

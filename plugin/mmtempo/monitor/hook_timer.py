@@ -61,7 +61,12 @@ class HookTimer:
         self._timeline, self._closing = timeline, closing or {}
         self._opening = {point: self._marking(name) for point, name in BEFORE.items()}
         self._opening.update(opening or {})
-        self.categories = {HOOKS: 'hook', LOADER_ENDS: 'data', UNPACK: 'data', VISUALIZER: 'logging'}
+        self.categories = {
+            HOOKS: 'hook',
+            LOADER_ENDS: 'data',
+            UNPACK: 'data',
+            VISUALIZER: 'logging',
+        }
         # Types, because hooks may reference the runner, which this timer must not keep alive.
         self._phases: dict[str, tuple[list[type], list[int | None]]] = {}
 

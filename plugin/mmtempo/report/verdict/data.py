@@ -55,7 +55,9 @@ def too_few_batches(run: RunFigures) -> Iterator[Finding]:
     change, by_hand = use_our_loop(run)
     key, more, limits = _more_workers(run, delivered)
     headline = f'Waiting for data takes {percent(run.share(seconds))} of the time.'
-    yield Finding(key, seconds, headline, [*why, *_causes(run), *by_hand, *limits], [*change, *more])
+    yield Finding(
+        key, seconds, headline, [*why, *_causes(run), *by_hand, *limits], [*change, *more]
+    )
 
 
 def late_batches(run: RunFigures) -> Iterator[Finding]:

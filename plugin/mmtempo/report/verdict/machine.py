@@ -31,8 +31,12 @@ def cpu_quota(run: RunFigures) -> Iterator[Finding]:
     stalls = run.lost_to('CPU limit of the container')
     seconds = max(stalls, (run.pressure.get('throttled') or 0.0) * run.total / (run.cores or 1))
     if run.is_worth(seconds):
-        headline = f'The CPU limit of the container costs {percent(run.share(seconds))} of the time.'
-        why = f'Its processes were stopped for {run.cost(seconds)}. Raise the limit (docker --cpus).'
+        headline = (
+            f'The CPU limit of the container costs {percent(run.share(seconds))} of the time.'
+        )
+        why = (
+            f'Its processes were stopped for {run.cost(seconds)}. Raise the limit (docker --cpus).'
+        )
         yield Finding('cpu quota', seconds, headline, [why])
 
 

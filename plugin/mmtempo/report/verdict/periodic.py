@@ -40,32 +40,37 @@ def evaluation(run: RunFigures) -> Iterator[Finding]:
 
 def epochs(run: RunFigures) -> Iterator[Finding]:
     """Find workers that end, and start again, with each epoch."""
-    seconds = run.seconds(LOADER_ENDS)
+    ending, starts = run.seconds(LOADER_ENDS), run.loader.get('starts') or 1
+    starting = (run.loader.get('starting') or 0.0) * (starts - 1) / starts
+    seconds = ending + starting
     if not run.is_worth(seconds):
         return
     change = []
     if run.setting.get('by_epoch'):
-        why = 'keeps the workers alive between epochs'
-        change.append(Advice('train_dataloader.persistent_workers=True', why))
-    headline = f'Ending the loader takes {percent(run.share(seconds))} of the time.'
-    why = f'Ending the loader after the last batch of an epoch: {run.cost(seconds)}.'
-    lines = [why, *_saving(run, seconds, change)]
-    yield Finding('epochs', seconds, headline, lines, change, is_periodic=True)
+        reason = 'keeps the workers alive between epochs'
+        change.append(Advice('train_dataloader.persistent_workers=True', reason))
+    headline = (
+        f'Restarting the loader in each epoch takes {percent(run.share(seconds))} of the time.'
+    )
+    why = [f'Ending the loader after the last batch of an epoch: {run.cost(ending)}.']
+    if starting:
+        why.append(f'Waiting for the first batches of new workers: {run.cost(starting)}.')
+    why += _saving(run, seconds, change)
+    yield Finding('epochs', seconds, headline, why, change, is_periodic=True)
 
 
 def hooks(run: RunFigures) -> Iterator[Finding]:
-    """Find expensive hooks by class; the phases of a save count for the checkpoint hook."""
+    """Find expensive hooks by class; the phases of a save or a log line count for their hook."""
+    logger = 'LoggerHook' if run.has_part('LoggerHook') else 'SparseLoggerHook'
     sums: dict[tuple[str, str], float] = {}
     for phase in run.phases:
         key, name = 'hook', phase.removeprefix('hook:').partition(' ')[0]
         if is_save(phase):
             key, name = 'save', name if name == 'CheckpointHook' else 'AsyncCheckpointHook'
-        elif phase.startswith('logging: '):
-            key, name = 'logging', phase.removeprefix('logging: ').capitalize()
+        elif phase.startswith('logging: ') or name in ('LoggerHook', 'SparseLoggerHook'):
+            key, name = 'logging', logger
         elif not phase.startswith('hook:'):
             continue
-        elif name in ('LoggerHook', 'SparseLoggerHook'):
-            key = 'logging'
         sums[key, name] = sums.get((key, name), 0.0) + run.seconds(phase)
     for (key, name), seconds in sums.items():
         if run.is_worth(seconds) and not (key == 'save' and _saves(run) < SEVERAL):
@@ -87,6 +92,8 @@ def _hook(run: RunFigures, kind: str, name: str, seconds: float) -> Finding:
         change.append(Advice(f'{key}={5 * interval}', reason))
     headline = f'{name} takes {percent(run.share(seconds))} of the time.'
     why = [f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
+    inner = [phase for phase in run.phases if kind == 'logging' and phase.startswith('logging: ')]
+    why += [f'Of that, {phase}: {run.cost(run.seconds(phase))}.' for phase in inner]
     periods = [str(one['text']) for one in run.periods if one.get('cause') == name]
     why += [f'{text}.' for text in periods] + _saving(run, seconds, change)
     return Finding(kind, seconds, headline, why, change, is_periodic=kind != 'hook')

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mmtempo.replacements import WITH_AMP
 from mmtempo.timing.causes import NEW_SHAPE
-from mmtempo.timing.pace import slowdown
+from mmtempo.timing.pace import Slowdown, slowdown
 from mmtempo.utils.units import counted, duration, percent
 
 from .data import use_our_loop
@@ -14,7 +14,7 @@ from .figures import WORTH, Advice, Finding, RunFigures, is_pause
 from .periodic import stock_hooks
 
 IDLE = 0.15  # share of the time in which a device may be idle
-OFTEN = 0.5  # share of the readings in which a device must be throttled to be reported
+OFTEN = 0.5  # share of the readings in which a throttled device is reported without a slowdown
 EXPLAINED = 0.5  # share of a slowdown that known causes explain
 COMPILED, DEVICE_FULL, THROTTLED = 'torch compiled', 'device memory was full', 'device throttled'
 CPU_CAUSES = ('waiting for a CPU', 'other processes had the CPU')
@@ -47,28 +47,31 @@ def device_memory(run: RunFigures) -> Iterator[Finding]:
 
 def throttled(run: RunFigures) -> Iterator[Finding]:
     """Find a device whose clocks are reduced, for a time or throughout."""
-    shares = run.summary.get('device_throttled') or {}
-    stalls = _named(run, THROTTLED)
-    seconds = sum(lost for _, lost, _ in stalls)
-    reasons = [cause.partition(': ')[2] for cause, _, _ in stalls]
-    if shares and max(shares.values()) > OFTEN and run.device_readings:
-        reasons = [max(shares, key=lambda reason: shares[reason])]
-        seconds = max(shares.values()) * run.total
-    if run.is_worth(seconds):
-        share = percent(run.share(seconds))
-        headline = f'The device runs at reduced clocks in {share} of the time: {reasons[0]}.'
-        why = f'Reduced clocks: {run.cost(seconds)}. Check its power limit, cooling and other load.'
-        yield Finding('device throttled', seconds, headline, [why])
+    shares, stalls = run.summary.get('device_throttled') or {}, _named(run, THROTTLED)
+    found = _slowdown(run)
+    seconds = max(sum(lost for _, lost, _ in stalls), found.lost if found and shares else 0.0)
+    names = [cause.partition(': ')[2] for cause, _, _ in stalls]
+    names += sorted(shares, key=lambda reason: -shares[reason])
+    share = max(shares.values(), default=0.0)
+    is_usual = share > OFTEN and not run.is_worth(seconds)  # nothing to compare with
+    if is_usual or run.is_worth(seconds):
+        headline = f'The device runs at reduced clocks: {names[0]}.'
+        why = ['Check its power limit, its cooling, and what else runs on it.']
+        if share:
+            readings = counted(run.device_readings, 'reading')
+            why.insert(0, f'Reduced clocks in {percent(share)} of {readings}.')
+        if not is_usual:
+            why.insert(0, f'Slower iterations: {run.cost(seconds)}.')
+        yield Finding('device throttled', share * run.total if is_usual else seconds, headline, why)
 
 
 def slowdowns(run: RunFigures) -> Iterator[Finding]:
     """Find a lasting change to slower iterations, in a step or gradual."""
-    pace = run.summary.get('pace') or {}
-    found = slowdown(pace.get('values') or [], pace.get('size') or 1)
+    found, pace = _slowdown(run), run.summary.get('pace') or {}
     known = sum(one.get('lost') or 0.0 for one in run.stalls if _is_explained_span(one))
-    if found is None or run.is_taken or known > EXPLAINED * found.lost:
+    if found is None or run.is_taken or run.summary.get('device_throttled'):
         return
-    if not run.is_worth(found.lost):
+    if known > EXPLAINED * found.lost or not run.is_worth(found.lost):
         return
     times = f'{duration(found.new)} instead of {duration(found.old)}'
     if found.is_gradual:
@@ -87,6 +90,11 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
     events = _events_near(run, first, pace['size'])
     why += [f'It begins near {" and ".join(events)}.'] if events else []
     yield Finding('pace', found.lost, headline, why)
+
+
+def _slowdown(run: RunFigures) -> Slowdown | None:
+    pace = run.summary.get('pace') or {}
+    return slowdown(pace.get('values') or [], pace.get('size') or 1)
 
 
 def copies(run: RunFigures) -> Iterator[Finding]:
