@@ -9,9 +9,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mmtempo.report.verdict.figures import is_pause
 from mmtempo.report.terminal import to_text
 from mmtempo.report.verdict import judge
+from mmtempo.report.verdict.figures import is_pause
 from mmtempo.system.machine import machine
 from mmtempo.timing.run_files import VERSION, RunFiles
 from mmtempo.timing.statistics import IterationStats

@@ -13,8 +13,8 @@ from rich.table import Table
 from mmtempo.utils.units import counted
 
 from .format import MISSING, digits, duration, number, percent, size
-from .verdict.figures import FEW
 from .run_log import RunLog
+from .verdict.figures import FEW
 
 MIN_SHARE = 0.001  # of the time: smaller phases are not listed
 LENGTHS = 2  # ratio of two lengths above which warm-up distorts end-to-end speeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmtempo.utils.units import duration, percent, size
+from mmtempo.utils.units import percent, size
 
 from .figures import FULL, WORTH, Advice, Finding, RunFigures
 

@@ -10,7 +10,7 @@ from mmtempo.timing.pace import Slowdown, slowdown
 from mmtempo.utils.units import counted, duration, percent
 
 from .data import use_our_loop
-from .figures import WORTH, Advice, Finding, RunFigures, is_pause
+from .figures import Advice, Finding, RunFigures, is_pause
 from .periodic import stock_hooks
 
 IDLE = 0.15  # share of the time in which a device may be idle
