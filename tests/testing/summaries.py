@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+TWICE = ('evaluation', 'checkpoint')  # phases that occur in two iterations only
 # Seconds by phase of 5000 iterations that take 140 ms each, on a GPU that is busy meanwhile.
 CALM = {
     'data': 3.0,
@@ -24,7 +25,7 @@ CALM = {
 
 
 def summary(
-    phases: dict[str, float] | None = None,
+    phases: dict[str, Any] | None = None,
     setting: dict[str, Any] | None = None,
     machine: dict[str, Any] | None = None,
     **changes: Any,
@@ -32,12 +33,16 @@ def summary(
     """Return the summary of a run without a bottleneck, updated by the arguments.
 
     Args:
-        phases: Seconds by phase. Defaults to None.
+        phases: Seconds by phase, or seconds and in how many iterations it occurs, which is else 5000,
+            or 2 for evaluations and saves. Defaults to None.
         setting: Keys of `setting`. Defaults to None.
         machine: Keys of `machine`. Defaults to None.
         changes: Top-level keys.
     """
-    seconds = {**CALM, **(phases or {})}
+    counts = dict.fromkeys((name for name in CALM if name.startswith(TWICE)), 2)
+    seconds = dict(CALM)
+    for name, one in (phases or {}).items():
+        seconds[name], counts[name] = one if isinstance(one, tuple) else (one, counts.get(name))
     total = sum(seconds.values())
     found = dict(
         version=1, status='completed', error=None, started=1.79e9, ended=1.79e9 + total,
@@ -49,8 +54,8 @@ def summary(
         setting={
             'loop': 'PrefetchIterBasedTrainLoop', 'train_cfg_has_type': True, 'by_epoch': False,
             'epoch_length': 7000, 'num_workers': 8, 'batch_size': 4, 'world': 1, 'local_world': 1,
-            'accumulation': 1, 'effective_batch': 4, 'log_interval': 50, 'val_interval': 5000,
-            'checkpoint_interval': 5000, 'checkpoint_by_epoch': False, 'config': 'lss_swin-t.py',
+            'accumulation': 1, 'effective_batch': 4, 'log_interval': 50, 'val_interval': 2500,
+            'checkpoint_interval': 2500, 'checkpoint_by_epoch': False, 'config': 'lss_swin-t.py',
             'prefetch_factor': 2, 'pin_memory': True, 'cache': False,
             'parts': [
                 'PrefetchIterBasedTrainLoop', 'PrefetchValLoop', 'SparseOptimWrapper',
@@ -68,7 +73,7 @@ def summary(
         phases={
             name: dict(
                 seconds=one, share=one / total, p50=one / 5000, p95=1.1 * one / 5000,
-                p99=1.2 * one / 5000, count=5000,
+                p99=1.2 * one / 5000, count=counts.get(name) or 5000,
             )
             for name, one in seconds.items()
         },
@@ -83,7 +88,7 @@ def summary(
         device_busy=dict(mean=0.96, looks=100),
         memory=dict(now=dict(ram_used=0.41), peak=dict(ram_used=0.43, swap_used=0)),
     )  # fmt: skip
-    found['phases']['evaluation'].update(dict.fromkeys(('p50', 'p95', 'p99'), 9.0), count=1)
+    found['phases']['evaluation'].update(dict.fromkeys(('p50', 'p95', 'p99'), 4.5))
     found.update(changes)
     return found
 
