@@ -65,6 +65,7 @@ class PrefetchDataLoader(DataLoader):
         place: Position after the last batch that was taken.
         waiting: Statistics of the waits for batches.
         deliveries: Infos of the last 64 batches.
+        batches_per_iteration: Number of batches of an iteration, for the length of the loader.
     """
 
     sampler: Any
@@ -102,6 +103,7 @@ class PrefetchDataLoader(DataLoader):
         self.multiprocessing_context = context if plan.num_workers else None
         self.generator, self.pin_memory_device = None, ''
         self.seed, self.rank, self.processes = seed, rank, processes
+        self.batches_per_iteration = 1
         self.place = StreamPosition(processes=processes)
         self.waiting = WaitStats()
         self.deliveries: collections.deque[BatchInfo] = collections.deque(maxlen=LAST)
@@ -152,7 +154,8 @@ class PrefetchDataLoader(DataLoader):
         return self.deliveries[-1] if self.deliveries else None
 
     def __len__(self) -> int:
-        return len(self.batch_sampler)
+        """Return the number of iterations of an epoch."""
+        return -(-len(self.batch_sampler) // self.batches_per_iteration)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Torch's method refuses to set samplers once hooks of mmdet have set `__initialized`.

@@ -11,7 +11,7 @@ from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
 from mmtempo.loaders import PrefetchDataLoader, StreamPosition
 from mmtempo.monitor.hook_calls import call_hooks
 
-from .accumulation import batches_per_iteration, check_wrapper, unwrap_loader, wrap_loader
+from .accumulation import batches_per_iteration, check_wrapper, count_iterations
 from .shared_failure import shared_failure
 from .training_batches import TrainingBatches, build, prefetch_to_device
 
@@ -55,7 +55,8 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
     ) -> None:
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
         loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, wrap_loader(loader, self.batches_per_iteration), **kwargs)
+        count_iterations(loader, self.batches_per_iteration)
+        super().__init__(runner, loader, **kwargs)
         self._used: Any = None
         self._batches: TrainingBatches | None = None
         self._use(loader)
@@ -121,7 +122,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
 
     def _adopt(self) -> None:
         """Use the dataloader that `dataloader` holds now; a hook may have replaced it."""
-        current = unwrap_loader(self.dataloader)
+        current = self.dataloader
         if current is self._used:
             return
         if isinstance(self._used, PrefetchDataLoader):
@@ -130,7 +131,7 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
             f'train_dataloader: a hook has replaced it by a {type(current).__name__}, used from '
             f'epoch {self._epoch + 1} on'
         )
-        self.dataloader = wrap_loader(current, self.batches_per_iteration)
+        count_iterations(current, self.batches_per_iteration)
         self._use(current)
         if self._batches is not None:
             self._batches.resume(lambda: StreamPosition(self._epoch))

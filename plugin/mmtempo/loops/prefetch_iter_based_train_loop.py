@@ -11,7 +11,7 @@ from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
 from mmtempo.loaders import PrefetchDataLoader, ResumableInfiniteSampler, StreamPosition
 from mmtempo.monitor.hook_calls import call_hooks
 
-from .accumulation import batches_per_iteration, check_wrapper, wrap_loader
+from .accumulation import batches_per_iteration, check_wrapper, count_iterations
 from .shared_failure import shared_failure
 from .training_batches import TrainingBatches, build, prefetch_to_device
 
@@ -61,7 +61,8 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     ) -> None:
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
         loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, wrap_loader(loader, self.batches_per_iteration), **kwargs)
+        count_iterations(loader, self.batches_per_iteration)
+        super().__init__(runner, loader, **kwargs)
         self._batches: TrainingBatches | None = None
         if isinstance(loader, PrefetchDataLoader):
             self._batches = TrainingBatches(runner, loader, self.batches_per_iteration)
@@ -121,7 +122,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
         """Return the position that the iteration implies, for a checkpoint without one."""
         assert self._batches is not None
         # Not `self.dataloader`, which a hook may have replaced.
-        loader = wrap_loader(self._batches.loader, self.batches_per_iteration)
+        loader = self._batches.loader
         epoch, done = divmod(self._iter, len(loader))
         if isinstance(loader.sampler, ResumableInfiniteSampler):  # it has no epochs
             epoch, done = 0, self._iter

@@ -136,9 +136,9 @@ class TrainingBatches(Iterator):
     @property
     def number(self) -> int:
         """Index, within its epoch, of the iteration that begins with the last taken batch."""
-        length, most = len(self.loader), self._per_iteration
+        length = len(self.loader.batch_sampler)
         left = length - (self.loader.place.batches or length) + 1
-        return -(-length // most) - -(-left // most)
+        return len(self.loader) - -(-left // self._per_iteration)
 
     def resume(self, by_count: Callable[[], StreamPosition]) -> None:
         """Move the dataloader to the position of the checkpoint.
