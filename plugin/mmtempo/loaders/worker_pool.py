@@ -57,13 +57,11 @@ class WorkerPool:
     would inherit what the main thread has open at that moment.
 
     Args:
-        make: Function that creates the torch loader over a batch sampler.
+        make: Function that creates the torch loader over the argument `batch_sampler`.
         is_busy: Function that returns whether a worker is making a sample.
     """
 
-    def __init__(
-        self, make: Callable[[RequestSampler], DataLoader], is_busy: Callable[[], bool]
-    ) -> None:
+    def __init__(self, make: Callable[..., DataLoader], is_busy: Callable[[], bool]) -> None:
         self._make, self._is_busy = make, is_busy
         self._sampler = RequestSampler()
         self._loader: DataLoader | None = None
@@ -175,7 +173,7 @@ class WorkerPool:
 
     def _made(self) -> DataLoader:
         if self._loader is None:
-            self._loader = self._make(self._sampler)
+            self._loader = self._make(batch_sampler=self._sampler)
         return self._loader
 
     def _kill(self) -> None:

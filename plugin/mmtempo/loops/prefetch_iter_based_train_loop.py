@@ -60,7 +60,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
         self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
     ) -> None:
         self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
-        loader = build(runner, dataloader, 'train_dataloader', endless=True)
+        loader = build(runner, dataloader, 'train_dataloader')
         count_iterations(loader, self.batches_per_iteration)
         super().__init__(runner, loader, **kwargs)
         self._batches: TrainingBatches | None = None

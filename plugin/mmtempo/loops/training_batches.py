@@ -31,7 +31,7 @@ from .step_rescue import StepRescue
 PLACE = 'train_loader_place'
 
 
-def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any:
+def build(runner: Any, dataloader: Any, name: str) -> Any:
     """Build the dataloader of a config dict; return any other object as it is."""
     register_safe_downloads()  # loops are built before a checkpoint is loaded
     if not isinstance(dataloader, dict):
@@ -40,7 +40,6 @@ def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any
         dataloader,
         seed=runner.seed,
         diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False),
-        endless=endless,
         name=name,
         model=runner.model,
     )
@@ -50,12 +49,10 @@ def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
     """Have the dataloader move batches to the model's device, one batch ahead."""
     if not isinstance(loader, PrefetchDataLoader):
         return
-    stage = stage_for(model, training)
-    if stage is None:
-        loader.stage_with(None)
-    else:
+    stage, loader.stage = stage_for(model, training), None
+    if stage is not None:
         side = _side_stream(stage.device)
-        loader.stage_with(functools.partial(DevicePrefetcher, stage=stage, side=side))
+        loader.stage = functools.partial(DevicePrefetcher, stage=stage, side=side)
 
 
 def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dict:
@@ -229,8 +226,7 @@ class TrainingBatches(Iterator):
     @property
     def _samples(self) -> int:
         """Number of samples of the last taken batch."""
-        assert self.loader.delivery is not None
-        return len(self.loader.delivery.samples)
+        return len(self.loader.deliveries[-1].samples)
 
     def log_statistics(self) -> None:
         """Log how long the training waited for batches, and what the dataset reports."""
