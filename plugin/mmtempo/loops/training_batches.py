@@ -1,4 +1,4 @@
-"""The dataloader of a prefetching loop: build it, resume it, and train on its batches."""
+"""The dataloader of a prefetching loop: build it, resume it, and take its batches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from mmtempo.loaders import (
     StreamPosition,
     build_prefetch_dataloader,
 )
-from mmtempo.monitor.hook_calls import call_hooks
-from mmtempo.utils.phases import charged_to
 from mmtempo.utils.units import duration
 
-from .accumulation import LogMeans
 from .device_stage import stage_for
 from .saving import save_state, stop_if_asked
-from .step_rescue import StepRescue
 
 # Key of the loader position in the message hub, which every checkpoint contains.
 PLACE = 'train_loader_place'
@@ -98,12 +94,6 @@ def samples_of_iteration(loop: Any) -> int | None:
 class TrainingBatches(Iterator):
     """An iterator over the batches of a training, whose position is in every checkpoint.
 
-    In an iteration of several batches, each batch is taken after training on the previous one,
-    and the iteration ends with the epoch at the latest. A failure within the iteration, such as
-    a batch that cannot be made, loses that iteration only: weights are those of the last update.
-    Running statistics, as of batch normalization, already include the batches before the
-    failure.
-
     Args:
         runner: The runner of the training.
         loader: The dataloader of the training.
@@ -117,12 +107,12 @@ class TrainingBatches(Iterator):
         self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
         loader.endless = True
         self._logged_batches = 0
-        self._rescue = StepRescue(runner, infos=(PLACE,))
 
     def __next__(self) -> Any:
-        return self._take(on_wait=functools.partial(stop_if_asked, self._runner))
+        return self.take(on_wait=functools.partial(stop_if_asked, self._runner))
 
-    def _take(self, on_wait: Callable[[], None] | None = None) -> Any:
+    def take(self, on_wait: Callable[[], None] | None = None) -> Any:
+        """Return the next batch; save the training if it cannot be made."""
         try:
             return self.loader.take(on_wait)
         except LoaderError as error:
@@ -165,7 +155,7 @@ class TrainingBatches(Iterator):
             f'{position.samples} samples{how}'
         )
 
-    def _update_position(self) -> None:
+    def update_position(self) -> None:
         """Put the position after the last taken batch into the message hub.
 
         A checkpoint of this iteration must resume after that batch. Call it after the hooks at
@@ -177,54 +167,8 @@ class TrainingBatches(Iterator):
         position.update(per_iteration=samples_of_iteration(self._runner.train_loop))
         self._runner.message_hub.update_info(PLACE, position)
 
-    def step(self, loop: Any, number: int, batch: Any) -> None:
-        """Train one iteration, as stock's loops do.
-
-        Args:
-            loop: The training loop.
-            number: Index of the iteration, which hooks get as `batch_idx`.
-            batch: The first, or only, batch of the iteration; hooks get this one.
-        """
-        runner = self._runner
-        call_hooks(runner, 'before_train_iter', batch_idx=number, data_batch=batch)
-        self._rescue.begin()  # before the position changes: a failed step restores it
-        if self._per_iteration == 1:
-            self._update_position()
-            outputs = self._train_step(batch)
-        else:
-            outputs = self._update_with(batch)
-        arguments = dict(batch_idx=number, data_batch=batch, outputs=outputs)
-        call_hooks(runner, 'after_train_iter', **arguments)
-        loop._iter += 1
-
-    def _train_step(self, batch: Any) -> dict[str, Any]:
-        self._rescue.begin_step()
-        try:
-            return self._runner.model.train_step(batch, optim_wrapper=self._runner.optim_wrapper)
-        except Exception:
-            self._rescue.save()
-            raise
-
-    def _update_with(self, batch: Any) -> dict[str, Any]:
-        """Train on a batch and its successors up to an update; return the values to log."""
-        runner, loader, means = self._runner, self.loader, LogMeans()
-        usual = self._per_iteration * (loader.batch_size or self._samples)
-        runner.optim_wrapper.begin_update(runner.iter, usual)
-        for left in reversed(range(self._per_iteration)):
-            is_last = not left or loader.place.batches == 0  # the epoch has ended
-            if is_last:
-                self._update_position()
-            samples = self._samples
-            runner.optim_wrapper.announce(samples, is_last)
-            means.add(self._train_step(batch), samples)
-            if is_last:
-                break
-            with charged_to('data'):
-                batch = self._take()  # not `next`: a signal waits for the end of the update
-        return means.take()
-
     @property
-    def _samples(self) -> int:
+    def samples(self) -> int:
         """Number of samples of the last taken batch."""
         return len(self.loader.deliveries[-1].samples)
 
