@@ -1,6 +1,7 @@
 """An update of k batches equals that of one large batch, in results and in all counters.
 
 Models here have no batch normalization, whose statistics depend on the size of a batch.
+Also covers `mmtempo.loops.training_step`.
 """
 
 from __future__ import annotations
