@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Any
 from mmtempo.system.limits import oom_kills
 from mmtempo.utils.phases import UNPACK, charged_to
 
-from .background_iterator import BackgroundIterator
+from .background_iterator import BackgroundIterator, NotReady
 from .batch_stream import SampleRequest, StreamPosition
-from .shared_slabs import Packed, Pinned, SlabLease, SlabPool
+from .shared_slabs import Packed, Pinned, SlabPool
 from .worker import WorkerStatus, WorkerTiming
 from .worker_errors import LoaderError, why_os_error, why_worker_died
 from .worker_pool import WorkerPool
@@ -39,9 +38,10 @@ class WaitStats:
         seconds: Seconds of waiting for those.
         starts: How often the workers were started.
         starting: Seconds of waiting for their first batches.
-        samples: Number of samples whose workers report a timing; the next two are of these.
-        made: Seconds that workers took for them.
-        cpu: CPU seconds of these; the rest is waiting.
+        samples: Number of samples whose batches have a timing; the next two are of these.
+        made: Seconds in which processes made these batches.
+        cpu: Seconds of these in which they computed or waited for a CPU; the rest is waiting for
+            a disk, the network or another process.
     """
 
     batches: int = 0
@@ -52,6 +52,15 @@ class WaitStats:
     samples: int = 0
     made: float = 0.0
     cpu: float = 0.0
+
+    @property
+    def usual(self) -> float:
+        """Mean seconds of a sample so far; 0 while unknown."""
+        return self.made / self.samples if self.samples else 0.0
+
+    def add(self, samples: int, made: float, cpu: float) -> None:
+        """Add the timing of a batch."""
+        self.samples, self.made, self.cpu = self.samples + samples, self.made + made, self.cpu + cpu
 
 
 @dataclass(frozen=True)
@@ -107,16 +116,15 @@ class Pipeline:
         self._dataset, self._timeout, self._name = dataset, timeout, name
         self._waits, self._slabs = waits, slabs
         waits.starts += 1
-        self._in_flight: collections.deque[list[SampleRequest]] = collections.deque()
-        self._positions: collections.deque[StreamPosition] = collections.deque()
-        self._infos: collections.deque[BatchInfo] = collections.deque()
-        self._timing: WorkerTiming | None = None
-        self._arrived = 0.0  # time at which the last batch arrived
-        self._starting = status.rows  # batches that are late because workers start
+        # Each batch is in flight until it arrives, and then arrived until the training has it.
+        self._in_flight: collections.deque[tuple[list[SampleRequest], StreamPosition]]
+        self._arrived: collections.deque[tuple[StreamPosition, BatchInfo]]
+        self._in_flight, self._arrived = collections.deque(), collections.deque()
+        self._arrival = 0.0  # time at which the last batch arrived
+        self._starting = status.rows  # batches that may be late because workers start
         self._ended = False
         self.on_wait: Callable[[], None] | None = None
         self._oom_kills = oom_kills()
-        self._ahead = pool.ahead
         status.clear()
         self._requests, self._source = pool.begin()
         self._request_batches()
@@ -130,32 +138,22 @@ class Pipeline:
 
     def __next__(self) -> Any:
         self._request_batches()
-        self._waits.batches += 1
         start = None if self.ready() else time.perf_counter()
-        try:
-            batch = self._take()
-        except StopIteration:
-            self._waits.batches -= 1
-            raise
+        batch, timing = self._take()
+        self._waits.batches += 1
         waited = 0.0
         if start is not None:
-            waited = self._arrived - start
+            waited = self._arrival - start
             self._waits.starved += 1
             self._waits.seconds += waited
             if self._starting > 0:
                 self._waits.starting += waited
         self._starting -= 1
-        requests = self._in_flight.popleft()
+        requests, position = self._in_flight.popleft()
         samples = [request.sample for request in requests]
-        usual = self._waits.made / self._waits.samples if self._waits.samples else 0.0
-        self._infos.append(BatchInfo(samples, waited, self._timing, usual))
-        if self._timing is not None:
-            self._waits.samples += len(samples)
-            self._waits.made += self._timing.seconds
-            self._waits.cpu += self._timing.cpu
-        lease = _lease_of(requests)
-        if self._slabs is not None and lease is not None:
-            self._slabs.finish(lease)
+        self._arrived.append((position, BatchInfo(samples, waited, timing, self._waits.usual)))
+        if timing is not None:
+            self._waits.add(len(samples), timing.seconds, timing.cpu)
         return batch
 
     def delivered(self) -> tuple[StreamPosition, BatchInfo]:
@@ -163,20 +161,18 @@ class Pipeline:
 
         A device stage takes batches from this iterator before the training receives them.
         """
-        return self._positions.popleft(), self._infos.popleft()
+        return self._arrived.popleft()
 
     def close(self) -> None:
         """Stop the workers and discard outstanding batches."""
         self._pool.stop(abandon=bool(self._in_flight))
-        for requests in self._in_flight:
-            lease = _lease_of(requests)
-            if self._slabs is not None and lease is not None:
-                self._slabs.discard(lease)
+        for requests, _ in self._in_flight:
+            self._discard_slab(requests)
         self._in_flight.clear()
 
     def _request_batches(self) -> None:
-        # One more than the workers need, since one batch may already be on a device.
-        while not self._ended and len(self._positions) <= self._ahead:
+        most = self._pool.most_requested
+        while not self._ended and len(self._in_flight) + len(self._arrived) < most:
             requests, position = next(self._stream, (None, None))
             if requests is None or position is None:
                 self._requests.put(None)
@@ -185,34 +181,46 @@ class Pipeline:
             if self._slabs is not None and requests:
                 requests[0] = requests[0]._replace(lease=self._slabs.lease())
             self._requests.put(requests)
-            self._in_flight.append(requests)
-            self._positions.append(position)
+            self._in_flight.append((requests, position))
 
-    def _take(self) -> Any:
+    def _discard_slab(self, requests: list[SampleRequest]) -> None:
+        lease = requests[0].lease if requests else None
+        if self._slabs is not None and lease is not None:
+            self._slabs.discard(lease)
+
+    def _take(self) -> tuple[Any, WorkerTiming | None]:
+        """Return the next batch, and its worker's timing where that is known."""
         start = time.monotonic()
         while True:
             try:
                 return self._take_if_ready()
-            except _NotReady:
+            except NotReady:
                 # Not within `_take_if_ready`: what `on_wait` raises is no error of the loader.
                 if self.on_wait is not None:
                     self.on_wait()
                 self._check_workers(time.monotonic() - start)
 
-    def _take_if_ready(self) -> Any:
+    def _make(self) -> Any:
+        """Return the next batch of a loader without workers, made in this process."""
+        start, cpu = time.perf_counter(), time.thread_time()
+        batch = next(self._source)
+        self._arrival = time.perf_counter()
+        count = len(self._in_flight[0][0])
+        self._waits.add(count, self._arrival - start, time.thread_time() - cpu)
+        return batch
+
+    def _take_if_ready(self) -> tuple[Any, WorkerTiming | None]:
         try:
-            if isinstance(self._source, BackgroundIterator):
-                batch, self._timing = _taken_from(self._source), None
-                self._arrived = time.perf_counter()
-                if not isinstance(batch, (Packed, Pinned)):
-                    return batch
-                self._timing = batch.timing
+            if not isinstance(self._source, BackgroundIterator):
+                return self._make(), None
+            batch = self._source.take(CHECK_INTERVAL)
+            self._arrival = time.perf_counter()
+            if isinstance(batch, (Packed, Pinned)):
                 with charged_to(UNPACK):
-                    return batch.read()
-            batch = next(self._source)
-            self._arrived = time.perf_counter()
-            return batch
-        except _NotReady:
+                    return batch.read(), batch.timing
+            self._discard_slab(self._in_flight[0][0])  # its worker could not open the slab
+            return batch, None
+        except NotReady:
             raise
         except Exception as error:
             # A StopIteration of a sample or its collation is an error, not the end of the stream.
@@ -250,7 +258,8 @@ class Pipeline:
         )
 
     def _error_message(self, error: Exception) -> str:
-        batch = [request.sample for request in (self._in_flight or [[]])[0]]
+        requests = self._in_flight[0][0] if self._in_flight else []
+        batch = [request.sample for request in requests]
         failed = [index for index in self._status.failed() if index in batch]
         what = self._describe_sample(failed[0]) if failed else f'the batch of samples {batch}'
         # Torch puts the worker's traceback before the message.
@@ -282,18 +291,3 @@ class Pipeline:
             [str(info[name]) for name in NAMES if name in info] if isinstance(info, dict) else []
         )
         return f'sample {index} ({names[0]})' if names else f'sample {index}'
-
-
-def _lease_of(requests: list[SampleRequest]) -> SlabLease | None:
-    return requests[0].lease if requests else None
-
-
-class _NotReady(Exception):
-    """The next batch has not arrived yet."""
-
-
-def _taken_from(source: BackgroundIterator) -> Any:
-    try:
-        return source.take(CHECK_INTERVAL)
-    except queue.Empty:
-        raise _NotReady from None

@@ -17,6 +17,7 @@ import cv2
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from mmtempo.system.process_counters import cpu_demand
 from mmtempo.utils.rng import generator_states, seed_generators, set_generator_states
 from mmtempo.utils.threads import HelperThread
 
@@ -122,8 +123,8 @@ class WorkerTiming(NamedTuple):
 
     Attributes:
         worker: Number of the worker.
-        seconds: Seconds for all samples.
-        cpu: CPU seconds of these; the rest is waiting, for a disk, the network or a CPU.
+        seconds: Seconds for the batch.
+        cpu: Seconds of these in which the worker computed or waited for a CPU.
         slowest: Index of the sample that took longest.
         slowest_seconds: Seconds for that sample.
     """
@@ -150,7 +151,8 @@ class SlabCollate:
         lease, self._dataset.lease = self._dataset.lease, None
         if lease is None:
             return self._make(samples)
-        timing, packed = self._dataset.take_timing(), pack(lease, self._make, samples)
+        packed = pack(lease, self._make, samples)
+        timing = self._dataset.take_timing()
         if isinstance(packed, Packed):  # without access to the slab, it is the plain batch
             packed.timing = timing
         return packed
@@ -171,7 +173,7 @@ class SeededDataset(Dataset):
         self._status = status
         self.lease: SlabLease | None = None
         self._times: list[tuple[float, int]] = []
-        self._cpu = 0.0
+        self._began: tuple[float, float] | None = None  # time and CPU time of the present batch
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -194,7 +196,8 @@ class SeededDataset(Dataset):
         self._status.begin(number, request.sample)
         if request.lease is not None:
             self.lease = request.lease
-        start, cpu = time.perf_counter(), time.thread_time()
+        start = time.perf_counter()
+        self._began = self._began or (start, cpu_demand())
         try:
             seed_generators(*request.key)
             sample = self.dataset[request.sample]
@@ -204,18 +207,18 @@ class SeededDataset(Dataset):
         self._status.end(number)
         if self.lease is not None:
             self._times.append((time.perf_counter() - start, request.sample))
-            self._cpu += time.thread_time() - cpu
         return sample
 
     def take_timing(self) -> WorkerTiming | None:
         """Return and reset the timing of the samples since the last call; None outside workers."""
         times, self._times = self._times, []
-        cpu, self._cpu = self._cpu, 0.0
+        began, self._began = self._began, None
         worker = get_worker_info()
-        if worker is None or not times:
+        if worker is None or began is None or not times:
             return None
+        made, cpu = time.perf_counter() - began[0], cpu_demand() - began[1]
         seconds, slowest = max(times)
-        return WorkerTiming(worker.id, sum(one for one, _ in times), cpu, slowest, seconds)
+        return WorkerTiming(worker.id, made, cpu, slowest, seconds)
 
 
 class WorkerStart:

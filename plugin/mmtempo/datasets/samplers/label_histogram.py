@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cv2
-import mmcv
 import numpy as np
 from mmengine.logging import print_log
 
-from mmtempo.datasets.images.decode import decode, read_file
+from mmtempo.datasets.images.decode import read_file
 from mmtempo.datasets.images.errors import BadSampleError
+from mmtempo.datasets.images.read import decode_labels
 from mmtempo.system.limits import usable_cpus
 from mmtempo.utils.atomic_file import replace_file
 from mmtempo.utils.datasets import innermost
@@ -28,7 +28,6 @@ from mmtempo.utils.units import duration
 
 LOG_INTERVAL = 10.0  # seconds
 MOST_THREADS = 8
-GREY_8_BIT = (8, 0)  # bit depth and colour type in the header of a PNG
 KEY_BYTES = 32
 # What reading a damaged .npz file may raise.
 DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -189,19 +188,10 @@ def labels_of(dataset: Any) -> Iterator[Label]:
 
 def read_seg_map(path: str) -> np.ndarray:
     """Return the values of a label as stock reads them, uint8."""
-    content = read_file(path, 'label')
-    if content[:4] == b'\x89PNG' and tuple(content[24:26]) == GREY_8_BIT:
-        values = decode(content, cv2.IMREAD_UNCHANGED, path, 'label')
-    else:
-        # OpenCV would turn palette indices into colours and stretch fewer bits to 8.
-        try:
-            values = mmcv.imfrombytes(content, flag='unchanged', backend='pillow')
-        except (OSError, ValueError) as error:
-            raise BadSampleError(f'label {path}: not a readable image: {error}') from None
-        values = np.ascontiguousarray(values.squeeze().astype(np.uint8))
+    values = decode_labels(read_file(path, 'label'), 'pillow', path, 'label')
     if values.ndim != 2:
         raise BadSampleError(f'label {path}: expected one value per pixel, found {values.shape}')
-    return values
+    return np.ascontiguousarray(values)
 
 
 def _count_all(labels: list[Label]) -> Iterator[np.ndarray]:

@@ -17,6 +17,7 @@ FEW_LATE = 0.05  # share of the batches; fewer late ones are no matter of prefet
 WAITING = 0.6  # share of CPU time in a worker's time, below which it waits for something else
 IN_USE = 0.85  # share of the CPU time above which no core is free
 NEARLY_ALL = 0.9  # of a cache's budget
+RESTLESS = 0.8  # share of the time that a worker needs for its batches, above which all are late
 STOCK_LOOPS = {name: ours for name, ours in BY_NAME.items() if name.endswith('TrainLoop')}
 STOCK_TRANSFORMS = {path.rpartition('.')[2]: ours for path, ours in TRANSFORMS.items()}
 
@@ -121,10 +122,11 @@ def _is_by_samples(run: RunFigures) -> bool:
 
 
 def _is_general(run: RunFigures) -> bool:
-    """Return whether most batches are late, or those of one worker, at any time of the run."""
-    batches = run.loader.get('batches')
-    if batches:
-        is_general = run.loader['starved'] > MOST * batches
+    """Return whether the processes that make batches have no rest, or one of them is too slow."""
+    made, workers = run.loader.get('made'), run.whole('num_workers')
+    if made:
+        is_general = made > RESTLESS * max(1, workers or 0) * (run.computed + run.waited)
+        is_general |= workers == 0
     else:
         is_general = run.median('data') > WORTH * (run.summary.get('p50') or 0.0)
     return is_general or any(period.get('what') == 'num_workers' for period in run.periods)
