@@ -14,6 +14,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
+from .limits import read_file
+
 FULL = 2  # the generation of a full collection
 Totals = tuple[float | None, ...]
 
@@ -103,9 +105,9 @@ def cpu_demand() -> float:
     Without the kernel's count of the waiting, only those in which it computed.
     """
     seconds = time.thread_time()
-    with contextlib.suppress(OSError, IndexError):
-        with open('/proc/thread-self/schedstat', encoding='ascii') as file:
-            seconds += int(file.read().split()[1]) * 1e-9
+    waited = read_file('/proc/thread-self', 'schedstat').split()
+    if len(waited) > 1:
+        seconds += int(waited[1]) * 1e-9
     return seconds
 
 
