@@ -11,8 +11,8 @@ from rich.console import Console
 
 from mmtempo.report import RunLog, read_log
 from mmtempo.report.compare import Comparison, allowed_slowdown, compare
-from mmtempo.report.verdict.figures import FEW
 from mmtempo.report.verdict import judge
+from mmtempo.report.verdict.figures import FEW
 from tests.testing.made_up import write_run
 
 

@@ -33,7 +33,7 @@ def summary(
     """Return the summary of a run without a bottleneck, updated by the arguments.
 
     Args:
-        phases: Seconds by phase, or seconds and in how many iterations it occurs, which is else 5000,
+        phases: Seconds by phase, or seconds and the number of its iterations, which is else 5000,
             or 2 for evaluations and saves. Defaults to None.
         setting: Keys of `setting`. Defaults to None.
         machine: Keys of `machine`. Defaults to None.

@@ -80,6 +80,7 @@ def once(run: Run, interval: int = 5000) -> Run:
 LATE_SAMPLES = stalled('slow sample', 'data', 0.056 * TOTAL)  # of 0.111 that it waits
 THROTTLED = {'power limit': 0.51}
 SPAN = dict(iterations=100, category='device', lost=0.51 * 20 * 64 * 0.02)
+BUSY = dict(queued=MORE, others=0.11)
 WAIT = 'checkpoint: wait for the writer'
 
 CASES = [
@@ -89,14 +90,17 @@ CASES = [
         (dict(taking(0.5, 'evaluation'), iterations=200), 'evaluation'),
     ], None),
     Case('short', dict(taking(0.5, 'evaluation'), iterations=199), [
-        (dict(taking(0.5, 'hook:EMAHook'), iterations=199), 'hook'), (dict(iterations=200), 'healthy'),
+        (dict(taking(0.5, 'hook:EMAHook'), iterations=199), 'hook'),
+        (dict(iterations=200), 'healthy'),
     ], None),
     # Data
     Case('data: workers', late(), [
         (late(LESS), 'healthy'), (late(made=4900.0), 'data: late'), (late(cores=8), 'data: cpu'),
         (late(seconds=79.0, starting=58.0), 'healthy'),
     ], 0.1),
-    Case('data: workers', late(cores=8, cpu=3500.0), [(late(cores=8, cpu=3600.0), 'data: cpu')], 0.1),
+    Case('data: workers', late(cores=8, cpu=3500.0), [
+        (late(cores=8, cpu=3600.0), 'data: cpu'),
+    ], 0.1),
     Case('data: workers', late(cores=8, pressure=dict(busy=0.84)), [
         (late(cores=8, pressure=dict(busy=0.86)), 'data: cpu'),
     ], 0.1),
@@ -162,7 +166,7 @@ CASES = [
     *(
         Case(key, losing(MORE, cause, category), [
             (losing(LESS, cause, category), 'healthy'),
-            (losing(MORE, cause, category, pressure=dict(queued=MORE, others=0.11)), 'busy machine'),
+            (losing(MORE, cause, category, pressure=BUSY), 'busy machine'),
         ])
         for key, cause, category in (
             ('cpu', 'waiting for a CPU', 'host'),
@@ -179,7 +183,7 @@ CASES = [
     ], 0.03 * 1280 / TOTAL),
     Case('pace', slower(0.16), [
         (slower(0.153), 'healthy'), (slower(0.16, stalls=[SPAN]), 'healthy'),
-        (slower(0.16, pressure=dict(queued=MORE, others=0.11)), 'busy machine'),
+        (slower(0.16, pressure=BUSY), 'busy machine'),
     ], 0.02 * 1280 / TOTAL),
     Case('pace', losing(MORE, 'slower forward', 'pace'), [
         (losing(LESS, 'slower forward', 'pace'), 'healthy'),
@@ -194,14 +198,16 @@ CASES = [
         (dict(device_busy=dict(mean=0.83, looks=9)), 'healthy'),
     ], 0.17 - 12.3 / TOTAL),
     # The machine
-    Case('busy machine', dict(pressure=dict(queued=MORE, others=0.11)), [
+    Case('busy machine', dict(pressure=BUSY), [
         (dict(pressure=dict(queued=LESS, others=0.11)), 'healthy'),
         (dict(pressure=dict(queued=MORE, others=0.1)), 'healthy'),
     ]),
     Case('cpu quota', dict(pressure=dict(throttled=16 * MORE)), [
         (dict(pressure=dict(throttled=16 * LESS)), 'healthy'),
     ]),
-    Case('memory', dict(pressure=dict(memory=MORE)), [(dict(pressure=dict(memory=LESS)), 'healthy')]),
+    Case('memory', dict(pressure=dict(memory=MORE)), [
+        (dict(pressure=dict(memory=LESS)), 'healthy'),
+    ]),
     Case('memory', dict(memory=dict(peak=dict(ram_used=0.91))), [
         (dict(memory=dict(peak=dict(ram_used=0.9))), 'healthy'),
     ], 0.0),

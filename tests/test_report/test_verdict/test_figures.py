@@ -8,6 +8,7 @@ import pytest
 
 from mmtempo.report.verdict.figures import MIN_READINGS, RunFigures, is_pause
 from tests.testing.summaries import summary
+from tests.testing.verdict_cases import losing
 
 
 def test_empty_summary_has_no_figures() -> None:
@@ -66,9 +67,48 @@ def test_waiting_excludes_the_warm_up_of_the_loader() -> None:
         dict(lost=2.0, category='data', phase='data'),
     ]
     phases = dict(data=dict(seconds=10.0), forward=dict(seconds=5.0), evaluation=dict(seconds=7.0))
-    run = RunFigures(dict(phases=phases, stalls=stalls))
-    assert run.waited == 6.0
-    assert run.computed == 5.0
+    found = dict(phases=phases, stalls=stalls)
+    assert (RunFigures(found).waited, RunFigures(found).computed) == (6.0, 5.0)
+    # Our loader knows how long the training waited for batches that were not there.
+    ours = RunFigures(dict(found, loader=dict(seconds=3.0, starting=1.0)))
+    assert (ours.waited, ours.computed) == (2.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'short'),
+    [
+        (dict(memory=dict(peak=dict(ram_used=0.91))), True),
+        (dict(memory=dict(peak=dict(ram_used=0.9))), False),
+        (dict(pressure=dict(memory=0.031)), True),
+        (dict(pressure=dict(memory=0.029)), False),
+        (losing(0.031, 'page faults', 'memory'), True),
+        (losing(0.029, 'page faults', 'memory'), False),
+        (losing(0.5, 'page faults', 'host'), False),
+    ],
+)
+def test_memory_is_short_if_full_or_waited_for(changes: dict, short: bool) -> None:
+    assert RunFigures(summary(**changes)).is_short_of_memory == short
+
+
+@pytest.mark.parametrize(
+    ('pressure', 'taken'),
+    [
+        (dict(queued=0.031, others=0.11), True),
+        (dict(queued=0.029, others=0.9), False),  # it waits for its own workers
+        (dict(queued=0.9, others=0.1), False),
+        (dict(queued=0.9), False),
+        (None, False),
+    ],
+)
+def test_cpus_are_taken_if_others_let_the_training_wait(pressure: Any, taken: bool) -> None:
+    assert RunFigures(dict(pressure=pressure)).is_taken == taken
+
+
+def test_lost_seconds_of_a_cause_are_those_of_its_category() -> None:
+    causes = {'page faults': dict(seconds=3.0, category='host')}
+    run = RunFigures(dict(lost=dict(by_cause=causes)))
+    assert [run.lost_to('page faults', one) for one in ('host', 'memory', None)] == [3.0, 0.0, 3.0]
+    assert run.lost_to('swapping') == 0.0
 
 
 @pytest.mark.parametrize(('missing', 'busy'), [(0, 0.8), (1, None)])
