@@ -20,8 +20,11 @@ def slow(phase: str, seconds: float = 1.0, **known: Any) -> SlowIteration:
     return SlowIteration(9, 0.1 + seconds, 0.1, spent, dict(USUAL), **known)
 
 
-def origin(worker: int = 2) -> Any:
-    return SimpleNamespace(worker=worker, seconds=1.9, slowest=55, slowest_seconds=1.8)
+def delivery(usual: float = 0.9, waited: float = 1.0, took: float = 1.8) -> dict[str, Any]:
+    """Return the note of a batch of worker 2, of which sample 55 took longest."""
+    origin = SimpleNamespace(worker=2, seconds=1.9, slowest=55, slowest_seconds=took)
+    info = SimpleNamespace(samples=[1, 55], waited=waited, origin=origin, usual=usual)
+    return dict(delivery=info)
 
 
 @pytest.mark.parametrize(
@@ -29,14 +32,21 @@ def origin(worker: int = 2) -> Any:
     [
         (slow('data'), 'data', 'waiting for data', 'waiting for data'),
         (
-            slow(
-                'data',
-                note=dict(delivery=SimpleNamespace(samples=[1, 55], waited=1.0, origin=origin(), usual=0.9)),
-            ),
+            slow('data', note=delivery()),
             'data',
             'worker 2 was late',
             'worker 2 was late with samples 1, 55; sample 55 took 1.80 s',
         ),
+        # A sample that takes far longer than others is the cause, not the worker that made it.
+        (
+            slow('data', note=delivery(usual=0.6)),
+            'data',
+            'slow sample',
+            'slow sample 55 (1.80 s, usually 600 ms)',
+        ),
+        (slow('data', note=delivery(usual=0.61)), 'data', 'worker 2 was late', ''),
+        (slow('data', note=delivery(usual=0.0)), 'data', 'worker 2 was late', ''),  # unknown
+        (slow('data', note=delivery(0.1, waited=3.7)), 'data', 'worker 2 was late', ''),
         (
             slow('data', note=dict(worker=0, files=['a.jpg'])),
             'data',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmtempo.timing.periods import Period, find_period
+from mmtempo.timing.periods import Period, find_period, usual_gap
 
 KNOWN = {'num_workers': 8, 'log_interval': 50, 'val_interval': 5000, 'epoch_length': 1234}
 
@@ -50,6 +50,19 @@ def test_text_names_the_interval() -> None:
     assert period.text == (
         'every 8th iteration = num_workers: 40 of 42 stalls; 98 % of these iterations stall'
     )
+
+
+def test_text_of_an_interval_without_a_name() -> None:
+    text = Period(30, '', 0, 40, 40, 1.0).text
+    assert text == 'every 30th iteration: 40 of 40 stalls; 100 % of these iterations stall'
+
+
+@pytest.mark.parametrize(
+    ('iterations', 'gap'),
+    [([], None), ([7], None), ([7, 7], None), ([40, 10, 70, 10, 75, 100], 30), ([5, 9], 4)],
+)
+def test_usual_gap_is_the_most_frequent_distance(iterations: list[int], gap: int | None) -> None:
+    assert usual_gap(iterations) == gap
 
 
 def test_period_is_found_despite_gaps_and_other_stalls() -> None:

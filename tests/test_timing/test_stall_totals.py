@@ -7,8 +7,8 @@ import pytest
 from mmtempo.timing.stall_totals import MOST_CAUSES, StallTotals
 
 
-def record(number: int, lost: float, **parts: float) -> dict:
-    named = [dict(category='hook', cause=cause, seconds=parts[cause]) for cause in parts]
+def record(number: int, lost: float, category: str = 'hook', **parts: float) -> dict:
+    named = [dict(category=category, cause=cause, seconds=parts[cause]) for cause in parts]
     return dict(iter=number, lost=lost, parts=named, evidence={})
 
 
@@ -34,6 +34,26 @@ def test_smaller_part_has_its_own_period() -> None:
         ('evaluation', 10, 'val_interval'),
         ('save', 20, 'checkpoint_interval'),
     }
+
+
+@pytest.mark.parametrize(('category', 'every'), [('hook', 30), ('data', None), ('gc', None)])
+def test_hook_may_have_an_interval_that_is_in_no_setting(category: str, every: int | None) -> None:
+    lost = StallTotals()
+    for number in (*range(30, 1200, 30), 77):
+        lost.add(record(number, 1.0, category, EMA=1.0))
+    found = lost.periods(dict(log_interval=50))
+    assert [(one['every'], one['what']) for one in found] == ([(every, '')] if every else [])
+    assert [one['text'].partition(': 39')[0] for one in found] == (
+        ['EMA: every 30th iteration'] if every else []
+    )
+
+
+def test_known_interval_of_a_hook_keeps_its_name() -> None:
+    lost = StallTotals()
+    for number in range(50, 1200, 50):
+        lost.add(record(number, 1.0, EMA=1.0))
+    (found,) = lost.periods(dict(log_interval=50))
+    assert (found['every'], found['what']) == (50, 'log_interval')
 
 
 def test_spans_count_all_iterations_and_have_no_period() -> None:

@@ -93,7 +93,8 @@ def test_slow_worker_is_found_as_a_period(workers: int) -> None:
         origin = SimpleNamespace(
             worker=worker, seconds=0.9, slowest=samples[1], slowest_seconds=0.8
         )
-        note = dict(delivery=SimpleNamespace(samples=samples, waited=late, origin=origin, usual=0.7))
+        info = SimpleNamespace(samples=samples, waited=late, origin=origin, usual=0.7)
+        note = dict(delivery=info)
         run.go(data=late, note=note)
         if number % 50 == 0:
             run.meter.take()

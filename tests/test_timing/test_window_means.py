@@ -16,8 +16,9 @@ def means(*windows: dict[str, Any]) -> dict[str, Any]:
     return found.figures()
 
 
-def look(time: float, utilisation: float | None) -> dict[str, Any]:
-    return dict(memory=dict(time=time, device=dict(utilisation=utilisation)))
+def look(time: float, utilisation: float | None, *throttle: str) -> dict[str, Any]:
+    device = dict(utilisation=utilisation, throttle=[*throttle])
+    return dict(memory=dict(time=time, device=device))
 
 
 def test_no_figures_without_measurements() -> None:
@@ -35,6 +36,14 @@ def test_device_busy_is_the_mean_of_distinct_samples() -> None:
 
 def test_idle_device_counts_as_a_sample() -> None:
     assert means(look(1.0, 0.0)) == dict(device_busy=dict(mean=0.0, looks=1))
+
+
+def test_throttling_is_a_share_of_distinct_samples() -> None:
+    both = 'power limit', 'temperature'
+    windows = [look(1.0, 1.0, *both), look(2.0, 1.0), look(2.0, 1.0, *both), look(3.0, None, *both)]
+    windows += look(4.0, 1.0, 'temperature'), look(5.0, 0.0, 'temperature')
+    assert means(*windows)['device_throttled'] == {'power limit': 0.25, 'temperature': 0.75}
+    assert 'device_throttled' not in means(look(1.0, 1.0))
 
 
 def test_usual_rank_is_the_most_frequent_slowest() -> None:
