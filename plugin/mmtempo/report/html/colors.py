@@ -13,6 +13,8 @@ PHASES = {
     'forward and backward': '--blue',
     'train_step': '--blue',
     'step': '--purple',
+    'release': '--slate',
+    'loader: unpack': '--sand',
     'evaluation': '--yellow',
     'everything else': '--blue',
     'unexplained': '--grey',

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mmtempo.replacements import BY_NAME, TRANSFORMS
 from mmtempo.utils.units import counted, duration, percent
@@ -29,7 +30,9 @@ def slow_samples(run: RunFigures) -> Iterator[Finding]:
     seconds = run.waited
     stalls = [stall for stall in run.stalls if stall.get('cause') == 'slow sample']
     found = [stall.get('evidence') or {} for stall in stalls]
-    samples = sorted({one['slowest_sample'] for one in found if 'slowest_sample' in one})
+    samples = sorted(
+        {one['slowest_sample'] for one in found if one.get('slowest_sample') is not None}
+    )
     why = [f'Waiting for data: {run.cost(seconds)}.']
     if samples:
         longest = max(one.get('sample_seconds') or 0.0 for one in found)
@@ -67,9 +70,9 @@ def late_batches(run: RunFigures) -> Iterator[Finding]:
     if not run.is_worth(seconds) or _is_by_samples(run) or _is_general(run):
         return
     why = [f'Waiting for data: {run.cost(seconds)}.']
-    late, batches = run.loader.get('starved'), run.loader.get('batches')
+    late, batches = run.loader['starved'], run.loader['batches']
     if batches:
-        why.append(f'{late} of {batches} batches were late.')
+        why.append(f'{late:.0f} of {batches:.0f} batches were late.')
     change, by_hand = use_our_loop(run)
     why += [*_causes(run), *by_hand]
     if not batches or late > FEW_LATE * batches:
@@ -88,15 +91,19 @@ def _further_ahead(run: RunFigures) -> list[Advice]:
 
 def _causes(run: RunFigures) -> list[str]:
     """Return the main cause of late batches, and what recurs."""
-    causes = run.lost('data')
-    periods = [one for one in run.periods if one.get('cause') in [cause for cause, *_ in causes]]
     why = [
         f'Late batches: {duration(lost)} of that, in {counted(count, "iteration")}. Main cause: '
         f'{cause}.'
-        for cause, lost, count in causes[:1]
+        for cause, lost, count in run.lost('data')[:1]
     ]
-    texts = [str(period.get('text') or '').rstrip('.') for period in periods]
+    texts = [str(period.get('text') or '').rstrip('.') for period in _periods(run)]
     return why + [f'{text[:1].upper()}{text[1:]}.' for text in texts if text]
+
+
+def _periods(run: RunFigures) -> list[Mapping[str, Any]]:
+    """Return the periods of late batches."""
+    causes = [cause for cause, *_ in run.lost('data')]
+    return [period for period in run.periods if period.get('cause') in causes]
 
 
 def use_our_loop(run: RunFigures) -> tuple[list[Advice], list[str]]:
@@ -123,13 +130,13 @@ def _is_by_samples(run: RunFigures) -> bool:
 
 def _is_general(run: RunFigures) -> bool:
     """Return whether the processes that make batches have no rest, or one of them is too slow."""
-    made, workers = run.loader.get('made'), run.whole('num_workers')
+    made, workers = run.loader['made'], run.whole('num_workers')
     if made:
         is_general = made > RESTLESS * max(1, workers or 0) * (run.computed + run.waited)
         is_general |= workers == 0
     else:
         is_general = run.median('data') > WORTH * (run.summary.get('p50') or 0.0)
-    return is_general or any(period.get('what') == 'num_workers' for period in run.periods)
+    return is_general or any(period.get('what') == 'num_workers' for period in _periods(run))
 
 
 def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice], list[str]]:
@@ -138,15 +145,15 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
     if workers is None or cores is None:
         return 'data: workers', [], []
     on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
-    made, cpu, busy = (run.loader.get('made'), run.loader.get('cpu'), run.pressure.get('busy'))
-    waits = bool(made) and cpu < WAITING * made
+    made, cpu, busy = run.loader['made'], run.loader['cpu'], run.pressure.get('busy')
+    waits = 'cpu' in run.loader and cpu < WAITING * made and (busy or 0.0) < IN_USE
     key, limits = 'data: workers', []
     if waits:
         limits.append(
             f'A worker computes for {percent(cpu / made)} of its time, and waits for a disk or '
             'the network in the rest.'
         )
-        if (run.pressure.get('io') or 0.0) > MOST * run.share(run.waited):
+        if run.pressure['io'] > MOST * run.share(run.waited):
             key = 'data: disk'
             share = percent(run.pressure['io'])
             limits.append(f'A process waited for a disk in {share} of the time.')
@@ -158,7 +165,7 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
     load = workers / delivered if workers else 1 / delivered - 1
     needed = max(workers + 1, math.ceil(MARGIN * load))
     if run.is_short_of_memory:
-        return key, [], [*limits, 'Memory is short: do not add workers.', *_cheaper(run)]
+        return key, [], [*limits, 'Memory is short: do not add workers.']
     if workers >= room and not waits:
         limits += [f'No core is left for another worker: {on_cores}.', *_cheaper(run)]
         return 'data: cpu', [], limits
@@ -173,14 +180,14 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
 def _cheaper(run: RunFigures) -> list[str]:
     """Return how samples may become cheaper, as far as the pipeline allows."""
     why = []
-    samples, cpu = run.loader.get('samples'), run.loader.get('cpu')
+    samples = run.loader['samples']
     if samples:
-        why.append(f'A sample takes {duration(cpu / samples)} of CPU time.')
+        why.append(f'A sample takes {duration(run.loader["cpu"] / samples)} of CPU time.')
     cache, names = run.summary.get('cache') or {}, run.setting.get('transforms') or ()
     if not run.setting.get('cache'):
         why.append('Wrap the dataset in CachedDataset: it runs the first transforms once.')
-    elif cache.get('used', 0) > NEARLY_ALL * cache.get('budget', math.inf):
-        kept = f'{cache["samples"]} of {counted(cache["total"], "sample")}'
+    elif (cache.get('used') or 0) > NEARLY_ALL * (cache.get('budget') or math.inf):
+        kept = f'{cache.get("samples")} of {cache.get("total")} samples'
         why.append(f'The budget of CachedDataset is full with {kept}: raise it.')
     faster = [STOCK_TRANSFORMS[name] for name in names if name in STOCK_TRANSFORMS]
     if faster:

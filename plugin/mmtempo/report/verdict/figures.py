@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,8 +66,9 @@ class RunFigures:
         self.machine: Mapping[str, Any] = summary.get('machine') or {}
         self.causes: Mapping[str, Any] = (summary.get('lost') or {}).get('by_cause') or {}
         self.stalls: list[Mapping[str, Any]] = summary.get('stalls') or []
-        self.pressure: Mapping[str, float] = summary.get('pressure') or {}
-        self.loader: Mapping[str, Any] = summary.get('loader') or {}
+        # Absent figures count as 0 here.
+        self.pressure: Mapping[str, float] = _numbers(summary.get('pressure'))
+        self.loader: Mapping[str, float] = _numbers(summary.get('loader'))
         self.periods: list[Mapping[str, Any]] = summary.get('periods') or []
         self.peak: Mapping[str, Any] = (summary.get('memory') or {}).get('peak') or {}
         self.iterations = int(summary.get('iterations') or 0)
@@ -105,7 +107,7 @@ class RunFigures:
         causes = [
             (cause, entry.get('seconds') or 0.0, int(entry.get('count') or 0))
             for cause, entry in self.causes.items()
-            if entry.get('category') in categories
+            if entry and entry.get('category') in categories
         ]
         return sorted(causes, key=lambda row: -row[1])
 
@@ -114,6 +116,16 @@ class RunFigures:
         entry = self.causes.get(cause) or {}
         is_other = category is not None and entry.get('category') != category
         return 0.0 if is_other else entry.get('seconds') or 0.0
+
+    def lost_at_end(self, category: str) -> float:
+        """Return the seconds lost to a category in the last iteration, and after it."""
+        return sum(
+            part.get('seconds') or 0.0
+            for stall in self.stalls
+            if stall.get('iter') == self.summary.get('last_iter')
+            for part in stall.get('parts') or ()
+            if part.get('category') == category
+        )
 
     def saving(self, seconds: float) -> str:
         """Format what a run saves without a cost: per hour, and in the rest of the training."""
@@ -150,20 +162,18 @@ class RunFigures:
         """Whether memory was nearly full, or processes waited for it."""
         is_full = (self.peak.get('ram_used') or 0.0) > FULL
         stalls = sum(seconds for _, seconds, _ in self.lost('memory'))
-        pressure = self.pressure.get('memory') or 0.0
-        return is_full or pressure > WORTH or self.is_worth(stalls)
+        return is_full or self.pressure['memory'] > WORTH or self.is_worth(stalls)
 
     @property
     def is_taken(self) -> bool:
         """Whether other processes used the CPUs while the main thread waited for one."""
-        queued, others = (self.pressure.get(key) or 0.0 for key in ('queued', 'others'))
-        return queued > WORTH and others > OTHERS
+        return self.pressure['queued'] > WORTH and self.pressure['others'] > OTHERS
 
     @property
     def waited(self) -> float:
         """Seconds spent waiting for a batch that was not there, once the workers had started."""
         if 'seconds' in self.loader:
-            return self.loader['seconds'] - (self.loader.get('starting') or 0.0)
+            return self.loader['seconds'] - self.loader['starting']
         warm_up = sum(
             stall.get('lost') or 0.0
             for stall in self.stalls
@@ -192,6 +202,11 @@ class RunFigures:
     def device_readings(self) -> int:
         """Number of readings of the device's utilization."""
         return (self.summary.get('device_busy') or {}).get('looks') or 0
+
+
+def _numbers(figures: Any) -> defaultdict[str, float]:
+    known = {key: value for key, value in (figures or {}).items() if value is not None}
+    return defaultdict(float, known)
 
 
 def is_pause(phase: str) -> bool:

@@ -50,16 +50,21 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
     """
     run = RunFigures(summary)
     if not run.total or not run.iterations:
-        return Verdict('Nothing was measured.')
+        return _of([Finding('nothing', 0.0, 'Nothing was measured.')])
     if run.iterations < FEW:
         few = counted(run.iterations, 'iteration')
-        return Verdict(f'Too short to judge: {few}; at least {FEW} are needed.')
+        headline = f'Too short to judge: {few}; at least {FEW} are needed.'
+        return _of([Finding('nothing', 0.0, headline)])
     findings = [finding for find in CATALOGUE for finding in find(run)]
     if run.iterations < SHORT:
         findings = [one for one in findings if one.is_risk or _is_clear(run, one)]
     findings.sort(key=lambda one: (not one.comes_first, -one.seconds))
     if not findings or not findings[0].headline:
         findings.insert(0, _without_findings(run))
+    return _of(findings)
+
+
+def _of(findings: list[Finding]) -> Verdict:
     changes: dict[str, Advice] = {}
     for finding in findings:
         for advice in finding.change:  # the larger cost decides about a key
@@ -75,11 +80,11 @@ def _is_clear(run: RunFigures, finding: Finding) -> bool:
 
 def _without_findings(run: RunFigures) -> Finding:
     """Describe a run without a cost that justifies a change: where its time goes."""
-    computing = percent(run.share(sum(run.seconds(name) for name in STEP)))
-    steps = f'{computing} of the time in forward, backward and step.'
+    computing = run.share(sum(run.seconds(name) for name in STEP))
+    steps = f' {percent(computing)} of the time in forward, backward and step.' if computing else ''
     if run.iterations < SHORT:
         count = counted(run.iterations, 'iteration')
-        headline = f'Short run: {count}; a verdict needs {SHORT}. {steps}'
+        headline = f'Short run: {count}; a verdict needs {SHORT}.{steps}'
         return Finding('short', 0.0, headline)
     why = device_is_the_limit(run)
     cv = run.summary.get('cv')
@@ -88,4 +93,4 @@ def _without_findings(run: RunFigures) -> Finding:
             f'Iteration times vary by {percent(cv)} (target: below {percent(EVEN)}), at a cost of '
             f'less than {percent(WORTH)} of the time for any one cause.'
         )
-    return Finding('healthy', 0.0, f'Healthy: nothing to change. {steps}', why)
+    return Finding('healthy', 0.0, f'Healthy: nothing to change.{steps}', why)

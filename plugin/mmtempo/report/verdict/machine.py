@@ -29,7 +29,7 @@ def other_processes(run: RunFigures) -> Iterator[Finding]:
 def cpu_quota(run: RunFigures) -> Iterator[Finding]:
     """Find a CPU limit of the container that stops the training."""
     stalls = run.lost_to('CPU limit of the container')
-    seconds = max(stalls, (run.pressure.get('throttled') or 0.0) * run.total / (run.cores or 1))
+    seconds = max(stalls, run.pressure['throttled'] * run.total / (run.cores or 1))
     if run.is_worth(seconds):
         headline = (
             f'The CPU limit of the container costs {percent(run.share(seconds))} of the time.'
@@ -42,13 +42,13 @@ def cpu_quota(run: RunFigures) -> Iterator[Finding]:
 
 def memory(run: RunFigures) -> Iterator[Finding]:
     """Find a shortage of memory: full, swapping, or pages that are read from a disk again."""
-    used, pressure = run.peak.get('ram_used') or 0.0, run.pressure.get('memory') or 0.0
+    used, pressure = run.peak.get('ram_used') or 0.0, run.pressure['memory']
     swapping, faults = run.lost_to('swapping'), run.lost('memory')
     stalls = sum(seconds for _, seconds, _ in faults)
     seconds = max(stalls, pressure * run.total if pressure > WORTH else 0.0)
     if used <= FULL and not run.is_worth(seconds):
         return
-    swapped = run.pressure.get('swapped') or 0
+    swapped = run.pressure['swapped']
     why = [f'{percent(used)} of the memory was in use.'] if used else []
     why += [f'{cause.capitalize()}: {run.cost(lost)}.' for cause, lost, _ in faults]
     if pressure > WORTH:

@@ -13,6 +13,7 @@ from .data import use_our_loop
 from .figures import WORTH, Advice, Finding, RunFigures, is_save
 
 SEVERAL = 2  # saves or evaluations; one, as at the end of a run, is no rate
+MARGIN = 1.3  # by which the cost at a longer interval shall be below WORTH
 MAX_STRETCH = 4  # largest factor by which an interval is prolonged
 # Stock hook -> its key of `default_hooks`, our hook, mmengine's arguments where the key is absent.
 # Not the timer: a run with a summary already has ours.
@@ -40,8 +41,8 @@ def evaluation(run: RunFigures) -> Iterator[Finding]:
 
 def epochs(run: RunFigures) -> Iterator[Finding]:
     """Find workers that end, and start again, with each epoch."""
-    ending, starts = run.seconds(LOADER_ENDS), run.loader.get('starts') or 1
-    starting = (run.loader.get('starting') or 0.0) * (starts - 1) / starts
+    ending, starts = run.seconds(LOADER_ENDS), max(1, run.loader['starts'])
+    starting = run.loader['starting'] * (starts - 1) / starts
     seconds = ending + starting
     if not run.is_worth(seconds):
         return
@@ -52,7 +53,9 @@ def epochs(run: RunFigures) -> Iterator[Finding]:
     headline = (
         f'Restarting the loader in each epoch takes {percent(run.share(seconds))} of the time.'
     )
-    why = [f'Ending the loader after the last batch of an epoch: {run.cost(ending)}.']
+    why = []
+    if ending:
+        why.append(f'Ending the loader after the last batch of an epoch: {run.cost(ending)}.')
     if starting:
         why.append(f'Waiting for the first batches of new workers: {run.cost(starting)}.')
     why += _saving(run, seconds, change)
@@ -73,6 +76,8 @@ def hooks(run: RunFigures) -> Iterator[Finding]:
             continue
         sums[key, name] = sums.get((key, name), 0.0) + run.seconds(phase)
     for (key, name), seconds in sums.items():
+        if key == 'save':  # a run waits for its last save, whatever the interval
+            seconds -= run.lost_at_end('checkpoint')
         if run.is_worth(seconds) and not (key == 'save' and _saves(run) < SEVERAL):
             yield _hook(run, key, name, seconds)
 
@@ -94,7 +99,7 @@ def _hook(run: RunFigures, kind: str, name: str, seconds: float) -> Finding:
     why = [f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
     inner = [phase for phase in run.phases if kind == 'logging' and phase.startswith('logging: ')]
     why += [f'Of that, {phase}: {run.cost(run.seconds(phase))}.' for phase in inner]
-    periods = [str(one['text']) for one in run.periods if one.get('cause') == name]
+    periods = [str(one.get('text')) for one in run.periods if one.get('cause') == name]
     why += [f'{text}.' for text in periods] + _saving(run, seconds, change)
     return Finding(kind, seconds, headline, why, change, is_periodic=kind != 'hook')
 
@@ -153,7 +158,8 @@ def _longer_interval(
     """Advise a longer interval, in the unit of the config; the setting `name` has iterations."""
     interval, length = run.whole(name), run.whole('epoch_length')
     last = run.summary.get('max_iters') or run.whole('max_iters') or 0
-    factor = min(MAX_STRETCH, math.ceil(run.share(seconds) / WORTH))
+    share = run.share(seconds)
+    factor = min(MAX_STRETCH, math.ceil(MARGIN * share / max(1 - share, WORTH) / WORTH))
     if not interval or factor < 2 or 2 * interval > last:
         return []
     unit, units = 1, 'iterations'

@@ -15,7 +15,7 @@ def late_data(run: RunFigures) -> Iterator[Finding]:
     """Find a rank that waits longer for its data than this one."""
     ranks = (run.summary.get('ranks') or {}).get('data') or {}
     rank, mean, of = ranks.get('usual'), ranks.get('mean'), ranks.get('of')
-    if not rank or mean is None or not of or ranks['often'] < OFTEN * of:
+    if not rank or mean is None or not of or (ranks.get('often') or 0) < OFTEN * of:
         return
     own = run.seconds('data') / run.iterations
     seconds = (mean - own) * run.iterations
@@ -35,7 +35,13 @@ def slow_steps(run: RunFigures) -> Iterator[Finding]:
     """Find a rank that is slow itself."""
     ranks = (run.summary.get('ranks') or {}).get('step') or {}
     rank, mean, least, of = (ranks.get(key) for key in ('usual', 'mean', 'least', 'of'))
-    if rank is None or mean is None or least is None or not of or ranks['often'] < OFTEN * of:
+    if (
+        rank is None
+        or mean is None
+        or least is None
+        or not of
+        or (ranks.get('often') or 0) < OFTEN * of
+    ):
         return
     seconds = (mean - least) * run.iterations
     if run.is_worth(seconds):

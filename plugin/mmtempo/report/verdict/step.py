@@ -10,11 +10,12 @@ from mmtempo.timing.pace import Slowdown, slowdown
 from mmtempo.utils.units import counted, duration, percent
 
 from .data import use_our_loop
-from .figures import Advice, Finding, RunFigures, is_pause
+from .figures import MIN_READINGS, Advice, Finding, RunFigures, is_pause
 from .periodic import stock_hooks
 
 IDLE = 0.15  # share of the time in which a device may be idle
 OFTEN = 0.5  # share of the readings in which a throttled device is reported without a slowdown
+RARE = 4  # multiple of the distance by which work may be near to be named
 EXPLAINED = 0.5  # share of a slowdown that known causes explain
 COMPILED, DEVICE_FULL, THROTTLED = 'torch compiled', 'device memory was full', 'device throttled'
 CPU_CAUSES = ('waiting for a CPU', 'other processes had the CPU')
@@ -47,9 +48,11 @@ def device_memory(run: RunFigures) -> Iterator[Finding]:
 
 def throttled(run: RunFigures) -> Iterator[Finding]:
     """Find a device whose clocks are reduced, for a time or throughout."""
-    shares, stalls = run.summary.get('device_throttled') or {}, _named(run, THROTTLED)
+    shares, stalls = _throttled_shares(run), _named(run, THROTTLED)
+    seconds = sum(lost for _, lost, _ in stalls)
     found = _slowdown(run)
-    seconds = max(sum(lost for _, lost, _ in stalls), found.lost if found and shares else 0.0)
+    if found is not None and _is_throttled(run, found):
+        seconds = max(seconds, found.lost)
     names = [cause.partition(': ')[2] for cause, _, _ in stalls]
     names += sorted(shares, key=lambda reason: -shares[reason])
     share = max(shares.values(), default=0.0)
@@ -69,9 +72,12 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
     """Find a lasting change to slower iterations, in a step or gradual."""
     found, pace = _slowdown(run), run.summary.get('pace') or {}
     known = sum(one.get('lost') or 0.0 for one in run.stalls if _is_explained_span(one))
-    if found is None or run.is_taken or run.summary.get('device_throttled'):
+    if run.is_taken:
         return
-    if known > EXPLAINED * found.lost or not run.is_worth(found.lost):
+    if found is None or known > EXPLAINED * found.lost or not run.is_worth(found.lost):
+        yield from _stalls(run, 'pace', 'A slower pace for a time', run.lost('pace'))
+        return
+    if _is_throttled(run, found):
         return
     times = f'{duration(found.new)} instead of {duration(found.old)}'
     if found.is_gradual:
@@ -80,16 +86,31 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
         yield Finding('drift', found.lost, headline, [why])
         return
     first = (run.summary.get('first_iter') or 0) + found.index + 1
-    changes = run.summary.get('changes') or []
-    near = [one for one in changes if abs(one['iter'] - first) <= pace['size']]
+    changes = [one for one in run.summary.get('changes') or [] if one.get('iter')]
+    slower = [one for one in changes if (one.get('new') or 0) > (one.get('old') or 0)]
+    near = [one for one in slower if abs(one['iter'] - first) <= pace['size']]
+    near.sort(key=lambda one: abs(one['iter'] - first))
     first, about = (near[0]['iter'], '') if near else (first, 'about ')
     headline = f'Iterations take {times} from {about}iteration {first} on.'
     why = [f'Slower pace: {run.cost(found.lost)}.']
     if near and near[0].get('category') not in (None, 'pace'):
-        why.append(f'The change is in {near[0]["phase"]}: {near[0]["cause"]}.')
+        why.append(f'The change is in {near[0].get("phase")}: {near[0].get("cause")}.')
     events = _events_near(run, first, pace['size'])
     why += [f'It begins near {" and ".join(events)}.'] if events else []
     yield Finding('pace', found.lost, headline, why)
+
+
+def _throttled_shares(run: RunFigures) -> dict[str, float]:
+    """Return the share of the readings with reduced clocks, by reason; empty with few readings."""
+    shares = run.summary.get('device_throttled') or {}
+    known = {reason: share for reason, share in shares.items() if share is not None}
+    return known if run.device_readings >= MIN_READINGS else {}
+
+
+def _is_throttled(run: RunFigures, found: Slowdown) -> bool:
+    """Return whether the clocks were reduced for most of the slower part of the run."""
+    part = 1 - found.index / run.iterations
+    return max(_throttled_shares(run).values(), default=0.0) > OFTEN * part
 
 
 def _slowdown(run: RunFigures) -> Slowdown | None:
@@ -211,7 +232,7 @@ def _events_near(run: RunFigures, iteration: int, within: int) -> list[str]:
     for name, key in (('the evaluation', 'val_interval'), ('the save', 'checkpoint_interval')):
         interval = run.whole(key)
         at = round(iteration / interval) * interval if interval else 0
-        if at and abs(at - iteration) <= within:
+        if at and abs(at - iteration) <= within and interval > RARE * within:
             events.append(f'{name} at iteration {at}')
     return events
 
