@@ -54,6 +54,13 @@ def late(share: float = 0.1, cores: int = 16, pressure: Any = None, **loader: An
     return dict(run, machine=dict(cores=cores), loader=loader, pressure=pressure or {})
 
 
+def of_one_worker(cause: str) -> Run:
+    """Return a run with single late batches, and stalls with the period of a worker."""
+    period = dict(every=8, what='num_workers', cause=cause, text=f'{cause}: every 8th iteration')
+    lost = stalled('worker 2 was late', 'data', 0.05 * TOTAL)
+    return late(made=4000.0) | lost | dict(periods=[period])
+
+
 def slower(new: float, **more: Any) -> Run:
     """Return a run whose iterations take longer from the middle on."""
     return dict(pace=dict(values=[0.14] * 20 + [new] * 20, size=64), **more)
@@ -104,14 +111,13 @@ CASES = [
     Case('data: workers', late(cores=8, pressure=dict(busy=0.84)), [
         (late(cores=8, pressure=dict(busy=0.86)), 'data: cpu'),
     ], 0.1),
-    Case('data: workers', late(made=4000.0) | dict(
-        periods=[dict(every=8, what='num_workers', cause='worker 2 was late', text='x')],
-    ), [
-        (late(made=4000.0) | dict(
-            periods=[dict(every=8, what='num_workers', cause='EMAHook', text='x')],
-        ), 'data: late'),
+    Case('data: workers', of_one_worker('worker 2 was late'), [
+        (of_one_worker('EMAHook'), 'data: late'),
     ], 0.1),
     Case('data: cpu', late(cores=8), [(late(cores=9), 'data: workers')], 0.1),
+    Case('data: cpu', late(cores=8, cpu=1000.0, pressure=dict(busy=0.86)), [
+        (late(cores=8, cpu=1000.0, pressure=dict(busy=0.84)), 'data: workers'),
+    ], 0.1),
     Case('data: disk', late(cpu=800.0, pressure=dict(io=0.051)), [
         (late(cpu=800.0, pressure=dict(io=0.049)), 'data: workers'),
         (late(cpu=6000.0, pressure=dict(io=0.051)), 'data: workers'),

@@ -65,6 +65,14 @@ def test_workers_that_wait_may_exceed_the_cores() -> None:
     )
 
 
+def test_unknown_cpu_time_makes_no_claim() -> None:
+    run = late(cores=8)
+    del run['loader']['cpu']
+    verdict = judge(summary(**run))
+    assert verdict.findings[0].key == 'data: cpu'
+    assert not any('CPU time' in line or 'computes' in line for line in verdict.why)
+
+
 @pytest.mark.parametrize(
     ('changes', 'texts'),
     [

@@ -254,4 +254,4 @@ def test_busy_machine_comes_before_larger_costs() -> None:
 def test_too_little_to_judge(found: dict, headline: str) -> None:
     verdict = judge(found)
     assert verdict.headline == headline
-    assert (verdict.why, verdict.change) == ([], [])
+    assert (keys(verdict), verdict.why, verdict.change) == (['nothing'], [], [])

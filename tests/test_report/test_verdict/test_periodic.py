@@ -23,31 +23,31 @@ def judged(phases: dict, setting: dict | None = None, **changes: Any) -> Verdict
 @pytest.mark.parametrize(
     ('phases', 'setting', 'override', 'why'),
     [
-        (EVALUATION, {}, 'train_cfg.val_interval=7500', 'every 7500 iterations instead of 2500'),
+        (EVALUATION, {}, 'train_cfg.val_interval=10000', 'every 10000 iterations instead of 2500'),
         (
             EVALUATION,
             dict(by_epoch=True, epoch_length=1250),
-            'train_cfg.val_interval=6',
-            'every 6 epochs instead of 2',
+            'train_cfg.val_interval=8',
+            'every 8 epochs instead of 2',
         ),
         (
             SAVE,
             {},
-            'default_hooks.checkpoint.interval=7500',
-            'every 7500 iterations instead of 2500',
+            'default_hooks.checkpoint.interval=10000',
+            'every 10000 iterations instead of 2500',
         ),
         # The loop may count epochs while the hook counts iterations, as in `_base_`.
         (
             SAVE,
             dict(by_epoch=True, epoch_length=1250, checkpoint_by_epoch=False),
-            'default_hooks.checkpoint.interval=7500',
-            'every 7500 iterations instead of 2500',
+            'default_hooks.checkpoint.interval=10000',
+            'every 10000 iterations instead of 2500',
         ),
         (
             SAVE,
             dict(by_epoch=True, epoch_length=1250, checkpoint_by_epoch=True),
-            'default_hooks.checkpoint.interval=6',
-            'every 6 epochs instead of 2',
+            'default_hooks.checkpoint.interval=8',
+            'every 8 epochs instead of 2',
         ),
         (SAVE, dict(by_epoch=True, epoch_length=1100, checkpoint_by_epoch=True), '', ''),
         (SAVE, dict(checkpoint_interval=-1), '', ''),
@@ -61,8 +61,18 @@ def test_interval_is_prolonged_in_its_unit(
 
 
 @pytest.mark.parametrize(
+    ('seconds', 'interval'),
+    [(22.0, 5000), (32.0, 5000), (33.0, 7500), (49.0, 10000), (500.0, 10000)],
+)
+def test_interval_is_prolonged_until_the_cost_is_small(seconds: float, interval: int) -> None:
+    verdict = judged(dict(evaluation=seconds))
+    assert overrides(verdict) == [f'train_cfg.val_interval={interval}']
+
+
+@pytest.mark.parametrize(
     ('last', 'advised'),
     [
+        (10000, ['train_cfg.val_interval=10000']),
         (8000, ['train_cfg.val_interval=7500']),
         (6000, ['train_cfg.val_interval=5000']),
         (4900, []),
@@ -84,10 +94,19 @@ def test_saving_is_that_of_an_hour_and_of_the_rest() -> None:
     assert at_end.why[1].endswith('up to 4 min 46 s per hour.')
 
 
+def test_last_save_is_no_rate() -> None:
+    """A run waits for it, whatever the interval."""
+    part = dict(category='checkpoint', cause='checkpoint: wait for the writer', seconds=40.0)
+    for number, is_found in ((4000, True), (5000, False)):
+        stalls = [dict(iter=number, lost=40.0, category='checkpoint', parts=[part])]
+        verdict = judged(SAVE, stalls=stalls)
+        assert (verdict.findings[0].key == 'save') == is_found
+
+
 @pytest.mark.parametrize('part', ['PrefetchValLoop', 'TheirValLoop'])
 def test_foreign_val_loop_is_not_replaced(part: str) -> None:
     verdict = judged(EVALUATION, dict(loop='IterBasedTrainLoop', parts=[part]))
-    assert overrides(verdict) == ['train_cfg.val_interval=7500']
+    assert overrides(verdict) == ['train_cfg.val_interval=10000']
 
 
 @pytest.mark.parametrize(
@@ -96,7 +115,7 @@ def test_foreign_val_loop_is_not_replaced(part: str) -> None:
         ('CheckpointHook', 'default_hooks.checkpoint.type=AsyncCheckpointHook'),
         ('LoggerHook', 'default_hooks.logger.type=SparseLoggerHook'),
         ('RuntimeInfoHook', 'default_hooks.runtime_info.type=SparseRuntimeInfoHook'),
-        ('AsyncCheckpointHook', 'default_hooks.checkpoint.interval=7500'),
+        ('AsyncCheckpointHook', 'default_hooks.checkpoint.interval=10000'),
         ('SparseLoggerHook', 'default_hooks.logger.interval=250'),
         ('EMAHook', ''),
     ],
