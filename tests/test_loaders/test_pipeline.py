@@ -11,7 +11,7 @@ import torch
 from mmtempo.loaders import LoaderError, PrefetchDataLoader, shared_slabs
 from mmtempo.loaders.plan import LoaderPlan
 from tests.testing.loaders import build_loader, epoch_batches, take_batches
-from tests.testing.samples import Failing, Noisy
+from tests.testing.samples import Failing, Noisy, Taking
 
 
 @pytest.mark.parametrize('workers', [0, 1])
@@ -120,7 +120,70 @@ def test_loader_continues_after_an_error() -> None:
 def test_waits_are_counted() -> None:
     loader = build_loader()
     take_batches(loader, 3)
-    assert (loader.waiting.batches, loader.waiting.starved) == (3, 3)
+    waits = loader.waiting
+    assert (waits.batches, waits.starved, waits.starts) == (3, 3, 1)
+    assert 0 < waits.starting < waits.seconds
+    # No worker reports a timing, but the batches are made while the training waits.
+    assert waits.samples == 12
+    assert 0 < waits.made < waits.seconds
+    last = loader.deliveries[-1]
+    assert last.origin is None
+    assert 0 < last.usual < waits.made
+
+
+@pytest.mark.parametrize('how', ['sleep', 'spin'])
+def test_workers_report_whether_they_wait_or_compute(how: str) -> None:
+    loader = build_loader(Taking(how), num_workers=2)
+    take_batches(loader, 8)
+    waits, infos = loader.waiting, list(loader.deliveries)
+    loader.close()
+    assert waits.samples == sum(len(info.samples) for info in infos) == 31
+    origins = [info.origin for info in infos if info.origin is not None]
+    assert len(origins) == 8
+    assert waits.made == pytest.approx(sum(origin.seconds for origin in origins))
+    assert waits.cpu == pytest.approx(sum(origin.cpu for origin in origins))
+    assert waits.made > 31 * 0.02
+    # A worker that waits for a CPU does not wait for a disk.
+    assert (waits.cpu / waits.made > 0.8) if how == 'spin' else (waits.cpu / waits.made < 0.5)
+
+
+def test_batch_tells_the_usual_time_of_a_sample_before_it() -> None:
+    loader = build_loader(Taking('sleep', slow=9), num_workers=1)
+    take_batches(loader, 6)
+    infos = list(loader.deliveries)
+    loader.close()
+    made, samples = 0.0, 0
+    for info in infos:
+        assert info.origin is not None
+        assert info.usual == pytest.approx(made / samples if samples else 0.0)
+        assert (info.origin.slowest == 9) == (9 in info.samples)
+        made, samples = made + info.origin.seconds, samples + len(info.samples)
+    (slow,) = (info for info in infos if 9 in info.samples)
+    assert slow.origin is not None
+    assert 0.4 < slow.origin.slowest_seconds < slow.origin.seconds
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_first_batch_of_each_worker_counts_as_its_start(workers: int) -> None:
+    loader = build_loader(Taking('sleep'), num_workers=workers)
+    waits = loader.waiting
+    for start in (1, 2):
+        take_batches(loader, workers)
+        started, seconds = waits.starting, waits.seconds
+        take_batches(loader, 5)
+        assert waits.starts == start
+        assert waits.starting == started
+        assert waits.seconds > seconds > 0
+        loader.seek(loader.place)  # the requests in flight are discarded
+    assert 0 < waits.starting < waits.seconds
+    loader.close()
+
+
+def test_workers_that_do_not_persist_start_with_each_epoch() -> None:
+    loader = build_loader(num_workers=1, persistent_workers=False)
+    take_batches(loader, 13)
+    assert loader.waiting.starts == 3
+    loader.close()
 
 
 def test_slabs_that_workers_cannot_open_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,11 @@ def test_status_reports_activities_and_first_failures() -> None:
     assert status.failed() == []
 
 
+@pytest.mark.parametrize(('workers', 'rows'), [(0, 1), (1, 1), (3, 3)])
+def test_status_has_a_row_for_each_process_that_makes_samples(workers: int, rows: int) -> None:
+    assert WorkerStatus(workers).rows == rows
+
+
 def test_pickled_status_shares_its_table() -> None:
     status = WorkerStatus(2)
     other = pickle.loads(ForkingPickler.dumps(status))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmtempo.system.evidence import Sample, evidence, findings
+from mmtempo.system.evidence import Sample, evidence, findings, pressure
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -216,3 +216,38 @@ class TestFindings:
         assert [what for what, _ in findings(taken[0], taken)] == ['_full_ram', '_full_shm']
         found = findings(taken[0], taken, known={'_full_ram'})
         assert [what for what, _ in found] == ['_full_shm']
+
+
+class TestPressure:
+    """From a sample at second 10 to one at second 30."""
+
+    def found(self, seconds: float = 20.0, **series: tuple) -> dict[str, float]:
+        first, last = ({name: one[i] for name, one in series.items()} for i in (0, 1))
+        return pressure(Sample(10.0, 10.1, first), Sample(10.0 + seconds, 30.2, last))
+
+    @pytest.mark.parametrize(
+        ('series', 'shares'),
+        [
+            ({}, {}),
+            (dict(psi_cpu=(100, 105), psi_memory=(7, 7)), dict(cpu=0.25, memory=0.0)),
+            (dict(psi_io=(1, 3), queued=(5.0, 6.0)), dict(io=0.1, queued=0.05)),
+            (dict(throttled=(3, 63)), dict(throttled=3.0)),
+            (dict(swap_in=(5 * MB, 8 * MB)), dict(swapped=3 * MB)),  # bytes, no share
+            (dict(psi_io=(None, 3)), {}),
+            (
+                dict(cpu_all=(50, 90), cpu_busy=(20, 50), cpu_own=(9, 29)),
+                dict(busy=0.75, others=0.25),
+            ),
+            # A worker that has ended takes its time with it until its parent collects it.
+            (
+                dict(cpu_all=(50, 90), cpu_busy=(20, 30), cpu_own=(0, 11)),
+                dict(busy=0.25, others=0.0),
+            ),
+            (dict(cpu_all=(50, 50), cpu_busy=(20, 20), cpu_own=(0, 0)), {}),
+        ],
+    )
+    def test_shares_are_those_of_the_time_between(self, series: dict, shares: dict) -> None:
+        assert self.found(**series) == pytest.approx(dict(seconds=20.0, **shares))
+
+    def test_nothing_is_known_from_one_sample(self) -> None:
+        assert self.found(seconds=0.0, psi_cpu=(1, 1)) == {}

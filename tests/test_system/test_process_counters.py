@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mmtempo.system import process_counters
-from mmtempo.system.process_counters import IterationCounters
+from mmtempo.system.process_counters import IterationCounters, cpu_demand
+from tests.testing.processes import in_child
 
 
 @pytest.fixture
@@ -175,3 +179,32 @@ def test_real_faults(counters: IterationCounters) -> None:
     assert after is not None
     assert between - before < pages
     assert after - between >= pages
+
+
+def spin(seconds: float = 1000.0) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def demand_of(work: Callable[..., Any], *args: Any) -> tuple[float, float, float]:
+    """Return the growth of demand, CPU time and time, in a thread with a competitor for its CPU."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    other = os.fork()  # daemonic processes have no children by multiprocessing
+    if other == 0:
+        spin()
+    began = cpu_demand(), time.thread_time(), time.perf_counter()
+    work(*args)
+    ended = cpu_demand(), time.thread_time(), time.perf_counter()
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    return tuple(after - before for before, after in zip(began, ended))  # type: ignore[return-value]
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs the scheduler of Linux')
+def test_wait_for_a_cpu_is_demand_and_sleep_is_none() -> None:
+    demand, computed, took = in_child(demand_of, spin, 0.4)
+    assert computed < 0.8 * took  # the competitor had the CPU
+    assert demand > 0.9 * took
+    demand, _, took = in_child(demand_of, time.sleep, 0.4)
+    assert demand < 0.5 * took

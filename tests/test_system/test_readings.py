@@ -21,6 +21,7 @@ from mmtempo.system.readings import (
     GpuReading,
     MachineReadings,
     RateLimited,
+    cpu_time,
     device_memory,
     family_of,
     memory,
@@ -440,5 +441,68 @@ def test_unknown_readings_are_none(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
     """A system without /proc and cgroups."""
     monkeypatch.delattr(os, 'statvfs', raising=False)
     parts = MachineReadings(root=tree()).parts
-    named = ('RAM', 'swapping', '/dev/shm', 'pressure', 'CPU quota')
-    assert [parts[name]() for name in named] == [None] * 5
+    named = ('RAM', 'swapping', '/dev/shm', 'pressure', 'CPU time', 'CPU quota')
+    assert [parts[name]() for name in named] == [None] * 6
+
+
+def cpu_files(
+    tree: Tree, pid: int, busy: int, idle: int, own: tuple, queued: int | None = 7
+) -> str:
+    """Return the root of the figures of the cores of this process, and of one other core."""
+    # user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
+    line = f'{busy - 6} 1 2 {idle - 4} 4 1 1 1 500 0'
+    cores = sorted(os.sched_getaffinity(pid))
+    stat = ['cpu  1 2 3', *(f'cpu{core} {line}' for core in cores)]
+    stat.append(f'cpu{max(cores) + 1} 9 9 9 9 9 9 9 9')
+    user, system, ended_user, ended_system = own
+    files = {
+        'proc/stat': '\n'.join([*stat, 'intr 5']),
+        f'proc/{pid}/stat': f'{pid} (a ) b) S {" 0" * 10} {user} {system} {ended_user} '
+        f'{ended_system} 20 0',
+    }
+    if queued is not None:
+        files[f'proc/{pid}/schedstat'] = f'5000 {queued * 10**9} 77'
+    return tree(**files)
+
+
+@linux_only
+def test_cpu_time_is_that_of_the_cores_and_the_family(tree: Tree) -> None:
+    pid, tick, cores = os.getpid(), os.sysconf('SC_CLK_TCK'), len(os.sched_getaffinity(0))
+    reader, writer = os.pipe()
+    child = FORK.Process(target=os.read, args=(reader, 1), daemon=True)
+    child.start()
+    try:
+        root = cpu_files(tree, pid, busy=70, idle=30, own=(40, 5, 3, 2))
+        expected = dict(cpu_all=100 * cores / tick, cpu_busy=70 * cores / tick, queued=7.0)
+        assert cpu_time(pid, root) == pytest.approx(dict(expected, cpu_own=50 / tick))
+        tree(**{f'proc/{child.pid}/stat': f'{child.pid} (w) S {" 0" * 10} 6 1 0 0 20'})
+        assert cpu_time(pid, root) == pytest.approx(dict(expected, cpu_own=57 / tick))
+    finally:
+        os.write(writer, b'.')
+        child.join()
+        os.close(reader)
+        os.close(writer)
+
+
+@linux_only
+def test_cpu_time_without_figures(tree: Tree) -> None:
+    pid = os.getpid()
+    assert cpu_time(pid, tree()) is None
+    found = cpu_time(pid, cpu_files(tree, pid, 70, 30, (1, 1, 1, 1), queued=None))
+    assert found is not None
+    assert 'queued' not in found
+
+
+@linux_only
+def test_cpu_time_of_this_machine() -> None:
+    """Of its own process tree, which does something, and which is not all that the cores do."""
+    first = cpu_time(os.getpid())
+    end = os.times().user + 0.2
+    while os.times().user < end:
+        pass
+    last = cpu_time(os.getpid())
+    assert first is not None
+    assert last is not None
+    grown = {name: last[name] - first[name] for name in ('cpu_all', 'cpu_busy', 'cpu_own')}
+    assert 0.1 < grown['cpu_own'] <= grown['cpu_all']
+    assert grown['cpu_busy'] <= grown['cpu_all']

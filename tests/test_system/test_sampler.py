@@ -134,6 +134,16 @@ class TestSamples:
             },
         }
 
+    def test_pressure_is_that_of_the_whole_run(self, readings: FakeReadings) -> None:
+        watch = MachineSampler(keep=2, readings=readings, clock=lambda: readings.clock)
+        assert watch.pressure() == {}
+        for waited in (3.0, 3.0, 4.0, 4.5, 5.0):
+            readings.now = dict(psi_io=waited, queued=0.0)
+            watch.sample()
+            readings.clock += 1
+        assert watch.pressure() == dict(seconds=4.0, io=0.5, queued=0.0)
+        assert watch.peak() == {}  # totals since boot have no maximum
+
     def test_the_ring_is_bounded_but_not_the_peak(self, readings: FakeReadings) -> None:
         watch = MachineSampler(keep=3, readings=readings, clock=lambda: readings.clock)
         for second in range(1000):

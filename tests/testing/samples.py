@@ -59,3 +59,24 @@ class Failing(Noisy):
             if self.how == 'hang':
                 time.sleep(600)
         return super().__getitem__(index)
+
+
+class Taking(Noisy):
+    """Dataset whose samples take 20 ms each.
+
+    Args:
+        how: 'sleep' waits, as for a disk; 'spin' computes.
+        slow: Index of a sample that takes twenty times as long. Defaults to None.
+    """
+
+    def __init__(self, how: str, slow: int | None = None) -> None:
+        self.how, self.slow = how, slow
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        seconds = 0.02 * (20 if index == self.slow else 1)
+        if self.how == 'sleep':
+            time.sleep(seconds)
+        end = time.thread_time() + seconds * (self.how == 'spin')
+        while time.thread_time() < end:
+            pass
+        return super().__getitem__(index)
