@@ -30,10 +30,10 @@ def digits(value: Any, unit: str = '') -> str:
     return f'{text} {unit}' if unit else text
 
 
-def duration(value: Any) -> str:
-    """Format seconds in a suitable unit."""
+def duration(value: Any, largest: float = 0.0) -> str:
+    """Format seconds in a suitable unit, that of the largest of a column if that is readable."""
     found = number(value)
-    return MISSING if found is None else units.duration(found)
+    return MISSING if found is None else units.duration(found, largest)
 
 
 def size(value: Any) -> str:

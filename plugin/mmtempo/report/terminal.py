@@ -63,7 +63,7 @@ def to_text(summary: Mapping[str, Any], width: int = 100) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, legacy_windows=False)
     console.print(table(summary))
-    lines = file.getvalue().translate(PLAIN).replace('µs', 'us').splitlines()
+    lines = file.getvalue().translate(PLAIN).splitlines()
     return '\n'.join(line.rstrip() for line in lines).strip('\n')
 
 

@@ -33,7 +33,7 @@ def throughput(
     ):
         x, y = series(windows, [number(line.get(key)) for line in windows])
         if x:
-            hover = f'{name}: %{{y:.3~g}} it/s<br>up to iteration %{{x}}<extra></extra>'
+            hover = f'{name}: %{{y:.3~r}} it/s<br>up to iteration %{{x}}<extra></extra>'
             mode = 'lines' if len(x) > 1 else 'markers'
             data.append(dict(x=x, y=y, name=name, mode=mode, line=style, hovertemplate=hover))
     if not data:

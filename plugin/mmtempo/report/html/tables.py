@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmtempo.report.format import MISSING, digits, duration, number, percent, size
-from mmtempo.report.sections import Section, Sentence, Share
+from mmtempo.report.sections import Seconds, Section, Sentence, Share
 
 from .markup import Markup, element, put, table
 
@@ -51,8 +51,8 @@ def changes(summary: Mapping[str, Any]) -> Section:
         [
             change.get('iter', MISSING),
             change.get('cause') or '',
-            duration(change.get('old')),
-            duration(change.get('new')),
+            Seconds(change.get('old')),
+            Seconds(change.get('new')),
         ]
         for change in summary.get('changes') or []
     ]
