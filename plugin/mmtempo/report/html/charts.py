@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+from typing import Any
 
 from mmtempo.report.format import number, total
 from mmtempo.report.run_log import RunLog
@@ -13,7 +13,7 @@ from .phase_charts import memory, recent, shares, shares_over_time
 from .speed_charts import histogram, lost_by_cause, throughput
 
 POINTS = 800  # windows that are drawn: about one for each pixel of a chart's width
-SLIVER = 0.2  # of the median length of a window: shorter windows are merged
+SLIVER = 0.5  # of the longest window of a run: shorter windows are merged
 
 
 def charts(log: RunLog, colors: dict[str, str]) -> list[Chart]:
@@ -80,16 +80,28 @@ def thin_windows(windows: list[Line], points: int = POINTS) -> list[Line]:
 
 
 def _without_slivers(windows: list[Line]) -> list[Line]:
-    """Merge short windows, as at the end of a run, into the previous one: they are noisy."""
-    counts = [number(line.get('iterations')) or 0 for line in windows]
-    least = SLIVER * statistics.median(counts) if counts else 0
+    """Merge short windows, as at the end of a run or an epoch, into a neighbor of their run.
+
+    One that has few iterations besides an evaluation or a save would be drawn as a plunge.
+    """
+    longest: dict[Any, float] = {}
+    for line in windows:
+        longest[line.get('run')] = max(longest.get(line.get('run'), 0), _length(line))
     kept: list[Line] = []
-    for line, count in zip(windows, counts):
-        if count < least and kept and kept[-1].get('run') == line.get('run'):
-            kept[-1] = _merge([kept[-1], line])
-        else:
+    for line in windows:
+        last = kept[-1] if kept and kept[-1].get('run') == line.get('run') else None
+        least = SLIVER * longest[line.get('run')]
+        if last is None or min(_length(last), _length(line)) >= least:
             kept.append(line)
+        else:
+            # The usual time of few iterations is not known: the longer window determines it.
+            steady = max(last, line, key=_length).get('steady')
+            kept[-1] = dict(_merge([last, line]), steady=steady)
     return kept
+
+
+def _length(line: Line) -> float:
+    return number(line.get('iterations')) or 0.0
 
 
 def _merge(windows: list[Line]) -> Line:
