@@ -32,7 +32,7 @@ def duration(seconds: float, largest: float = 0.0) -> str:
         unit, name = time_unit(largest)
         if abs(seconds) < 0.0995 * unit or abs(seconds) > largest:
             unit, name = time_unit(seconds)
-        return f'{digits(seconds / unit)} {name}'
+        return digits(seconds / unit, name)
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours} h {minutes:02} min' if hours else f'{minutes} min {rest:02} s'
@@ -41,7 +41,7 @@ def duration(seconds: float, largest: float = 0.0) -> str:
 def size(number: float) -> str:
     """Format bytes in units of 1024, as '512 B', '12.3 MiB' or '1.21 GiB'."""
     unit, name = size_unit(number)
-    return f'{number:.0f} B' if name == 'B' else f'{digits(number / unit)} {name}'
+    return f'{number:.0f} B' if name == 'B' else digits(number / unit, name)
 
 
 def percent(share: float) -> str:
@@ -51,11 +51,11 @@ def percent(share: float) -> str:
     return f'{100 * share:.{0 if abs(share) >= 0.0995 else 1}f} %'
 
 
-def digits(value: float) -> str:
-    """Format a number as '0.012', '1.23', '12.3', '123' or '12 345', never as 1e+03."""
+def digits(value: float, unit: str = '') -> str:
+    """Format a number as '0.012', '1.23', '12.3', '123' or '12 345 it/s', never as 1e+03."""
     size = abs(value)
     places = 0 if size >= 99.95 or not value else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
-    return f'{value:,.{places}f}'.replace(',', '\u202f')
+    return f'{value:,.{places}f} {unit}'.replace(',', '\u202f').rstrip()
 
 
 def counted(number: float, what: str) -> str:

@@ -24,12 +24,7 @@ _SIZES = (
 
 
 def shares(phases: dict[str, Line], colors: dict[str, str]) -> Chart | None:
-    """Return a stacked bar of the time of the run by phase.
-
-    Args:
-        phases: Figures of the phases, by name.
-        colors: Colors of the phases.
-    """
+    """Return a stacked bar of the time of the run by phase."""
     if not phases:
         return None
     data = [
@@ -59,12 +54,7 @@ def shares(phases: dict[str, Line], colors: dict[str, str]) -> Chart | None:
 
 
 def shares_over_time(windows: list[Line], colors: dict[str, str]) -> Chart | None:
-    """Return the shares of the wall time of each window, stacked.
-
-    Args:
-        windows: Lines of log windows.
-        colors: Colors of the phases.
-    """
+    """Return the shares of the wall time of each window, stacked."""
     windows = _latest([line for line in windows if line.get('phases')])
     if len(windows) < 2:
         return None
@@ -130,12 +120,7 @@ def _share(line: Line, name: str, names: list[str]) -> float | None:
 
 
 def recent(ring: Line, colors: dict[str, str]) -> Chart | None:
-    """Return the time of each of the last iterations by phase.
-
-    Args:
-        ring: The ring of a summary.
-        colors: Colors of the phases.
-    """
+    """Return the time of each of the last iterations by phase."""
     names, rows = ring.get('phases') or [], ring.get('rows') or []
     if len(rows) < 2:
         return None
@@ -174,11 +159,7 @@ def _by_share(phases: dict[str, Line]) -> list[tuple[str, Line]]:
 
 
 def memory(windows: list[Line]) -> Chart | None:
-    """Return memory and device over time: sizes in the upper part, shares in the lower one.
-
-    Args:
-        windows: Lines of log windows.
-    """
+    """Return memory and device over time: sizes in the upper part, shares in the lower one."""
     samples = [_with_used(line.get('memory') or {}) for line in windows]
     owner = next((one['ram_of'] for one in samples[::-1] if one.get('ram_of')), 'the machine')
     sizes = [(name, color, _values(samples, *path)) for path, name, color in _SIZES]
