@@ -195,11 +195,10 @@ class IterationStats:
         # A short window, such as the last iteration with an evaluation, has no usual time.
         longer = block if len(block) >= ENOUGH else self._timeline.last(ENOUGH)
         seconds, kinds = longer.seconds, self._kinds(longer)
-        steady = seconds.copy()
         for kind in np.unique(kinds):
             usual = float(np.median(seconds[kinds == kind]))
-            steady[(kinds == kind) & (seconds > SLOW * usual)] = usual
-        return float(steady[-len(block) :].sum())
+            seconds[(kinds == kind) & (seconds > SLOW * usual)] = usual
+        return float(seconds[-len(block) :].sum())
 
     def _stalls(self, found: list[Stall]) -> list[dict[str, Any]]:
         """Return the records of the slow iterations."""
