@@ -34,9 +34,12 @@ COMPARE = f"""Compare two runs, and judge whether B is slower than A.
 python tools/report.py compare work_dirs/before work_dirs/after
 python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
 
-Judges samples per second end to end if both runs have them, else iterations per second. The exit
-code is 0, or 1 if B is slower than allowed, or 2 for an error such as a missing file, or if a run
-cannot be judged because it crashed or has fewer than {FEW} iterations.
+Lists what differs first: settings, machine, pressure on CPU and memory, input sizes. Judges samples
+per second end to end if both runs have them, else iterations per second. Runs with another model
+(another config, where the model is unknown), precision, batch size, number of processes,
+accumulation or machine cannot be compared, nor can one that crashed or has fewer than {FEW}
+iterations. The exit code is 0, or 1 if B is slower than allowed, or 2 for an error such as a
+missing file, or if B should be judged and cannot.
 """
 
 

@@ -31,7 +31,11 @@ def origin(worker: int = 2) -> Any:
         (
             slow(
                 'data',
-                note=dict(delivery=SimpleNamespace(samples=[1, 55], waited=1.0, origin=origin(), usual=0.9)),
+                note=dict(
+                    delivery=SimpleNamespace(
+                        samples=[1, 55], waited=1.0, origin=origin(), usual=0.9
+                    )
+                ),
             ),
             'data',
             'worker 2 was late',
