@@ -12,8 +12,8 @@ from rich.console import Console
 from mmtempo.report import RunLog, read_log
 from mmtempo.report.compare import Comparison, allowed_slowdown, compare
 from mmtempo.report.format import MISSING
-from mmtempo.report.verdict.figures import FEW
 from mmtempo.report.verdict import judge
+from mmtempo.report.verdict.figures import FEW
 from tests.testing.made_up import write_run
 
 
@@ -222,30 +222,14 @@ def test_limits_of_the_figures_are_listed() -> None:
 @pytest.mark.parametrize(
     ('setting', 'other', 'reasons'),
     [
-        (dict(batch_size=2), dict(batch_size=4), ['batch size 2 against 4']),
-        (dict(batch_size=None), dict(batch_size=4), []),  # unknown
-        (dict(world=1), dict(world=8), ['world 1 against 8']),
-        (dict(accumulation=1), dict(accumulation=2), ['accumulation 1 against 2']),
-        (dict(num_workers=2), dict(num_workers=8), []),
-        (dict(config='c/x.py'), dict(config='d/y.py'), ['config x.py against y.py']),
-        (dict(config='c/x.py'), {}, []),
-        (dict(config='x.py', model='LSS'), dict(config='y.py', model='LSS'), []),
-        (dict(config='x.py', model='A'), dict(config='x.py', model='B'), ['model A against B']),
-        (
-            dict(parts=['A', 'OptimWrapper']),
-            dict(parts=['A', 'SparseAmpOptimWrapper']),
-            ['precision full against mixed'],
-        ),
-        (dict(parts=['SparseOptimWrapper']), dict(parts=['OptimWrapper']), []),
-        (dict(parts=['OptimWrapperDict']), dict(parts=['AmpOptimWrapper']), []),
-        (
-            dict(precision='float16', parts=['AmpOptimWrapper']),
-            dict(precision='bfloat16', parts=['AmpOptimWrapper']),
-            ['precision float16 against bfloat16'],
-        ),
+        (dict(model='A'), dict(model='B'), ['model A against B']),
+        (dict(model='A', parameters=1), dict(model='A', parameters=2), ['parameters 1 against 2']),
+        (dict(model='A'), {}, []),  # unknown
+        (dict(batch_size=2), dict(batch_size=4), []),  # samples per second are comparable
+        (dict(config='c/x.py'), dict(config='d/y.py'), []),
     ],
 )
-def test_runs_of_other_work_cannot_be_compared(
+def test_runs_of_another_model_cannot_be_compared(
     setting: dict, other: dict, reasons: list[str]
 ) -> None:
     a, b = (log(iterations=400, it_per_s=1.0, setting=one) for one in (setting, other))
@@ -256,16 +240,12 @@ def test_runs_of_other_work_cannot_be_compared(
     assert ('B against A' in text) == (not reasons)
 
 
-@pytest.mark.parametrize(
-    ('key', 'reasons'),
-    [('cpu', ['cpu 1 against 2']), ('cores', ['cores 1 against 2']), ('torch', [])],
-)
-def test_runs_on_other_machines_cannot_be_compared(key: str, reasons: list[str]) -> None:
+@pytest.mark.parametrize('key', ['cpu', 'cores', 'torch'])
+def test_other_machines_are_listed_first(key: str) -> None:
     a, b = (log(iterations=400, machine={key: value}) for value in ('1', '2'))
     found = compare(a, b)
-    assert found.unfit == reasons
+    assert found.unfit == []
     assert found.differences == [f'machine: {key} 1 against 2']
-    assert compare(a, log(iterations=400)).unfit == []
 
 
 def test_evaluations_are_excluded_if_one_run_has_stock_logs() -> None:
