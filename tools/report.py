@@ -26,17 +26,18 @@ from mmtempo.report import RunLog, read_log
 from mmtempo.report.compare import Comparison, allowed_slowdown, compare
 from mmtempo.report.format import size
 from mmtempo.report.html.page import plotly_script, write_html
-from mmtempo.report.verdict.figures import FEW
 from mmtempo.report.trace import write_trace
+from mmtempo.report.verdict.figures import FEW
 
 COMPARE = f"""Compare two runs, and judge whether B is slower than A.
 
 python tools/report.py compare work_dirs/before work_dirs/after
 python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower 5%
 
-Judges samples per second end to end if both runs have them, else iterations per second. The exit
-code is 0, or 1 if B is slower than allowed, or 2 for an error such as a missing file, or if a run
-cannot be judged because it crashed or has fewer than {FEW} iterations.
+Lists what differs first: settings, machine, pressure on CPU and memory, input sizes. Judges samples
+per second end to end if both runs have them, else iterations per second. Runs of another model
+cannot be compared, nor can one that crashed or has fewer than {FEW} iterations. The exit code is 0, or 1 if B is slower than allowed, or 2 for an error such as a
+missing file, or if B should be judged and cannot.
 """
 
 

@@ -31,7 +31,7 @@ def test_digits_keeps_three_significant_ones() -> None:
 def test_duration_has_a_suitable_unit() -> None:
     values = (0, 4.2e-6, 0.00123, 0.0999, 0.9999, 3.456, 75.2, 99.99, 3725.0)
     assert [duration(value) for value in values] == [
-        '0 s', '4.20 µs', '1.23 ms', '99.9 ms', '1.00 s', '3.46 s', '75.2 s', '1 min 40 s',
+        '0 s', '4.20 us', '1.23 ms', '99.9 ms', '1.00 s', '3.46 s', '75.2 s', '1 min 40 s',
         '1 h 02 min',
     ]  # fmt: skip
 

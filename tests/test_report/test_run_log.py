@@ -204,7 +204,7 @@ def test_newer_run_without_the_monitor_is_named(tmp_path: Path) -> None:
         (note,) = log.notes
         assert f'{newer.name} is a newer run, without ThroughputMonitorHook' in note
         assert str(newer) in note
-    text = '\n'.join(compare(log, read_log(newer)).warnings)
+    text = '\n'.join(compare(log, read_log(newer)).differences)
     assert f'A: {newer.name} is a newer run' in text
     assert 'B: 2' not in text
 

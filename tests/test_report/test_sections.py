@@ -69,12 +69,18 @@ def test_phases_have_shares_quantiles_and_device_time() -> None:
     assert shown(sections.phases(found)) == [
         ['phase', 'share', 'total', 'per iteration', 'p50', 'p95', 'p99', 'device time'],
         ['forward', Share(0.797), '7.97 s', '797 ms', '800 ms', '900 ms', '1.00 s', '500 ms'],
-        ['data', Share(0.2), '2.00 s', '200 ms', '100 ms', '200 ms', '300 ms', MISSING],
+        ['data', Share(0.2), '2.00 s', '200 ms', '100 ms', '200 ms', '0.300 s', MISSING],
         ['step', Share(0.003), '30.0 ms', '3.00 ms', '3.00 ms', '3.00 ms', '3.00 ms', MISSING],
     ]
     brief = shown(sections.phases(found, brief=True), brief=True)
     assert brief[0] == ['phase', 'share', 'total', 'per iteration', 'p50', 'p95']
     assert brief[-1] == ['1 more', Share(0.003), '30.0 ms', '', '', '']
+
+
+def test_times_of_a_column_have_one_unit() -> None:
+    by_cause = {str(one): dict(seconds=one, count=1) for one in (0.31, 1.2, 0.0031)}
+    lost = [row[2] for row in shown(sections.causes(dict(lost=dict(by_cause=by_cause))))]
+    assert lost == ['lost', '1.20 s', '0.310 s', '3.10 ms']
 
 
 def test_phases_without_percentiles_have_no_columns_for_them() -> None:

@@ -44,7 +44,7 @@ def test_phases_have_a_fixed_order() -> None:
 
 
 def test_slices_nest_despite_rounding() -> None:
-    """The sum of rounded phases differs from the difference of rounded starts by a few µs."""
+    """The sum of rounded phases differs from the difference of rounded starts by a few us."""
     names = ['data', 'forward', 'hook:A', 'step', 'evaluation']
     chance, now, rows = random.Random(3), 1000.0, []
     for count in range(500):

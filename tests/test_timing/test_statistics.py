@@ -82,6 +82,25 @@ def test_figures_do_not_depend_on_the_window_length(step: int) -> None:
     assert 0 < summary['cv'] < 0.05
 
 
+@pytest.mark.parametrize('step', [1, 10, 99])
+def test_steady_speed_of_a_short_window_excludes_its_evaluation(step: int) -> None:
+    """The last window of a run is often one iteration with an evaluation or a save."""
+    run = MeasuredRun(kinds_by='step')
+    speeds = []
+    for number in range(1, 201):
+        slow = dict(evaluation=5.0) if number % 100 == 0 else {}
+        run.go(**slow, **(dict(step=0.1) if number % 2 else {}))
+        if number % step == 0:
+            speeds.append(run.meter.take()[0]['steady'])
+    window, _ = run.meter.take(is_last=True)
+    speeds += [] if window is None else [window['steady']]
+    kinds = (10.0, 5.0) if step == 1 else (1 / 0.15,)
+    assert all(min(abs(speed / kind - 1) for kind in kinds) < 0.1 for speed in speeds)
+    if step == 99:
+        assert window is not None
+        assert (window['iterations'], window['it_per_s']) == (2, pytest.approx(0.38, rel=0.1))
+
+
 @pytest.mark.parametrize('workers', [4, 8])
 def test_slow_worker_is_found_as_a_period(workers: int) -> None:
     run = MeasuredRun()

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from mmtempo.utils.units import counted, digits, duration, ordinal, percent, size
+from mmtempo.utils.units import (
+    counted,
+    digits,
+    duration,
+    ordinal,
+    percent,
+    size,
+    size_unit,
+    time_unit,
+)
 
 
 @pytest.mark.parametrize(
     ('seconds', 'text'),
     [
         (0.0, '0 s'),
-        (4.2e-6, '4.20 µs'),
-        (0.00042, '420 µs'),
+        (4.2e-6, '4.20 us'),
+        (0.00042, '420 us'),
         (0.0009996, '1.00 ms'),
         (0.0873, '87.3 ms'),
         (0.9994, '999 ms'),
@@ -27,6 +36,27 @@ from mmtempo.utils.units import counted, digits, duration, ordinal, percent, siz
 )
 def test_durations_change_their_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_column_has_the_unit_of_its_largest_time_where_three_digits_remain() -> None:
+    column = (724.0, 11.5, 0.1, 0.0994, 0.0031, 0.0)
+    assert [duration(seconds, max(column)) for seconds in column] == [
+        '12 min 04 s', '11.5 s', '0.100 s', '99.4 ms', '3.10 ms', '0 s',
+    ]  # fmt: skip
+    assert [duration(seconds, 0.3) for seconds in (0.3, 0.00042)] == ['300 ms', '0.420 ms']
+
+
+def test_units_suit_the_number() -> None:
+    assert [time_unit(one)[1] for one in (0, 1e-7, 1e-3, 0.9996, 1e4)] == [
+        'us',
+        'us',
+        'ms',
+        's',
+        's',
+    ]
+    assert [size_unit(one) for one in (0, 1000, 1000 << 10)] == [
+        (1, 'B'), (1024, 'KiB'), (1 << 20, 'MiB'),
+    ]  # fmt: skip
 
 
 def test_percent_keeps_small_shares_visible() -> None:
@@ -59,7 +89,13 @@ def test_counted_has_singular_and_plural() -> None:
 
 @pytest.mark.parametrize(
     ('number', 'text'),
-    [(0, '0 B'), (999, '999 B'), (1 << 20, '1.00 MiB'), (1023 << 20, '0.999 GiB')],
+    [
+        (0, '0 B'),
+        (999, '999 B'),
+        (4200, '4.10 KiB'),
+        (1 << 20, '1.00 MiB'),
+        (1023 << 20, '0.999 GiB'),
+    ],
 )
 def test_sizes_are_in_units_of_1024(number: int, text: str) -> None:
     assert size(number) == text

@@ -12,7 +12,7 @@ from mmengine.dist import get_world_size
 from mmengine.hooks import CheckpointHook, LoggerHook
 
 from mmtempo.system.machine import processes_here
-from mmtempo.utils.runner import wrappers_of
+from mmtempo.utils.runner import unwrapped, wrappers_of
 
 from .hook_timer import HookEdge
 
@@ -30,7 +30,10 @@ def setting_of(runner: Any) -> dict[str, Any]:
     evaluates = runner.val_loop is not None
     loops = [loop, runner.val_loop] if evaluates else [loop]
     hooks = [hook for hook in runner.hooks if not isinstance(hook, HookEdge)]
+    model = unwrapped(runner.model)
     return dict(
+        model=type(model).__name__,
+        parameters=sum(one.numel() for one in model.parameters()),
         loop=type(loop).__name__,
         train_cfg_has_type='type' in _mapping(runner.cfg.get('train_cfg')),
         by_epoch=by_epoch,

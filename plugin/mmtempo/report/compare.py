@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mmtempo.utils.units import counted
-
-from .format import MISSING, digits, duration, number, percent, size
+from .format import MISSING, count, digits, duration, fact, flat, iterations, number, percent, size
 from .run_log import RunLog
+from .sections import MIN_SHARE
 from .verdict.figures import FEW
 
-MIN_SHARE = 0.001  # of the time: smaller phases are not listed
+LISTED = 0.001  # of the time: smaller phases are not listed
+MIN_SIZE = 1 << 20  # bytes; ratios of smaller sizes mean nothing
+NOTABLE = 0.05  # of the run: a smaller difference of pressure is not listed
 LENGTHS = 2  # ratio of two lengths above which warm-up distorts end-to-end speeds
 EVALUATION = ('phases', 'evaluation', 'seconds')
-# What must be equal for speeds to be comparable.
-_MACHINE = ('cpu', 'cores', 'accelerator', 'torch')
-_SETTING = ('batch_size', 'effective_batch', 'world', 'accumulation')
+_MODEL = ('model', 'parameters')  # must be equal for speeds to be comparable
+# Not listed as settings.
+_OTHERS = ('config', 'parts', 'loop', 'default_hooks', 'train_cfg_has_type')
+_PRESSURE = dict(
+    cpu='waiting for a CPU', memory='waiting for memory', io='waiting for disks',
+    others='CPU time of other processes', busy='CPU time in use',
+)  # fmt: skip
 
 
 @dataclass
@@ -34,6 +41,8 @@ class Row:
         b: Its value in the second run.
         show: Formats a value.
         higher: Whether a higher value is better; None if neither is. Defaults to None.
+        large: Whether each value is large enough for a ratio. Defaults to (True, True).
+        is_phase: Whether a missing value means that the run has no such phase. Defaults to False.
     """
 
     name: str
@@ -41,13 +50,39 @@ class Row:
     b: float | None
     show: Callable[[Any], str]
     higher: bool | None = None
+    large: Sequence[bool] = (True, True)
+    is_phase: bool = False
 
     @property
     def change(self) -> float | None:
-        """Change from the first run to the second, as a fraction of the first."""
-        if self.a is None or self.b is None or not self.a:
+        """Change as a fraction of the first value; None for small values and for shares."""
+        if not self.a or self.b is None or not all(self.large) or self.show is percent:
             return None
         return self.b / self.a - 1
+
+    def texts(self) -> tuple[str, str]:
+        """Format both values, times in the same unit."""
+        if self.show is duration:
+            largest = max(self.a or 0.0, self.b or 0.0)
+            return duration(self.a, largest), duration(self.b, largest)
+        return self.show(self.a), self.show(self.b)
+
+    def change_text(self) -> str:
+        """Describe the change: a ratio, a difference, or that a phase is new or gone."""
+        if self.a is None or self.b is None:
+            return MISSING if not self.is_phase else 'new' if self.a is None else 'gone'
+        change, difference = self.change, self.b - self.a
+        if change is not None or self.show is percent:
+            change, unit = (difference, 'points') if change is None else (change, '%')
+            change = change if abs(change) >= 0.0005 else 0.0
+            text, is_equal = f'{100 * change:+.1f} {unit}', not change
+        elif any(self.large):
+            text, is_equal = f'{"-+"[difference > 0]}{self.show(abs(difference))}', not difference
+        else:
+            return MISSING
+        if self.higher is None or is_equal:
+            return text
+        return f'{text} {"better" if (difference > 0) == self.higher else "worse "}'
 
 
 @dataclass
@@ -58,13 +93,15 @@ class Comparison:
         a: The reference run.
         b: The run that is judged.
         rows: Figures of both.
-        warnings: Why the figures may not be comparable.
+        differences: What differs between the runs besides their speed, and limits of the figures.
+        unfit: Reasons why the runs cannot be compared; empty if they can.
     """
 
     a: RunLog
     b: RunLog
     rows: list[Row] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
 
     @property
     def speed(self) -> Row:
@@ -80,19 +117,6 @@ class Comparison:
         )
 
     @property
-    def unfit(self) -> list[str]:
-        """Reasons why the runs cannot be judged: a crash, or too few iterations."""
-        reasons = []
-        for name, log in (('A', self.a), ('B', self.b)):
-            count = _get(log.summary, ('iterations',))
-            if log.summary.get('status') == 'crashed':
-                reasons.append(f'{name} ({log.source}) crashed after {_iterations(count)}')
-            elif (count or 0) < FEW:
-                text = f'{name} ({log.source}) has {_iterations(count)}, at least {FEW} are needed'
-                reasons.append(text)
-        return reasons
-
-    @property
     def slower(self) -> float:
         """Slowdown of the second run as a fraction; negative if it is faster."""
         return -(self.speed.change or 0.0)
@@ -103,19 +127,20 @@ class Comparison:
         return self.slower > allowed + 1e-9
 
     def show(self, console: Console) -> None:
-        """Print the sources, the table and the warnings."""
+        """Print the sources, the differences, and the table; without ratios if it is unfit."""
         table = Table(box=None, pad_edge=False, header_style='bold')
         table.add_column('')
-        for head in ('A', 'B', 'B against A'):
+        for head in ('A', 'B') if self.unfit else ('A', 'B', 'B against A'):
             table.add_column(head, justify='right')
         for row in self.rows:
-            table.add_row(row.name, row.show(row.a), row.show(row.b), _change(row))
-        for name, log in (('A', self.a), ('B', self.b)):
-            text = f'{name}  {log.name}  {log.source}'
+            table.add_row(row.name, *row.texts(), *([] if self.unfit else [row.change_text()]))
+        lines = [f'{name}  {log.name}  {log.source}' for name, log in _named(self.a, self.b)]
+        lines += self.differences
+        if self.unfit:
+            lines.append(f'cannot be compared: {"; ".join(self.unfit)}')
+        for text in lines:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         console.print(table)
-        for text in self.warnings:
-            console.print(f'warning: {text}', markup=False, highlight=False, soft_wrap=True)
 
 
 def compare(a: RunLog, b: RunLog) -> Comparison:
@@ -128,7 +153,12 @@ def compare(a: RunLog, b: RunLog) -> Comparison:
     first, second = a.summary, b.summary
     if a.kind != b.kind:
         first, second = without_evaluation(a), without_evaluation(b)
-    return Comparison(a, b, _rows(first, second, _scope(a, b)), _warnings(a, b))
+    rows = _rows(first, second, _scope(a, b), is_same_kind=a.kind == b.kind)
+    return Comparison(a, b, rows, _differences(a, b), _unfit(a, b))
+
+
+def _named(a: RunLog, b: RunLog) -> tuple[tuple[str, RunLog], ...]:
+    return ('A', a), ('B', b)
 
 
 def _scope(a: RunLog, b: RunLog) -> str:
@@ -174,12 +204,15 @@ def allowed_slowdown(text: str) -> float:
     )
 
 
-def _rows(a: dict[str, Any], b: dict[str, Any], scope: str) -> list[Row]:
-    def row(name: str, keys: tuple, show: Callable, higher: bool | None = None) -> Row:
-        return Row(name, _get(a, keys), _get(b, keys), show, higher)
+def _rows(a: dict[str, Any], b: dict[str, Any], scope: str, is_same_kind: bool) -> list[Row]:
+    def row(
+        name: str, keys: tuple, show: Callable, higher: bool | None = None, least: float = 0.0
+    ) -> Row:
+        values = _get(a, keys), _get(b, keys)
+        return Row(name, *values, show, higher, [(one or 0.0) >= least for one in values])
 
     rows = [
-        row('iterations', ('iterations',), _count),
+        row('iterations', ('iterations',), count, least=math.inf),  # a length is not judged
         row('steady it/s', ('steady',), digits, True),
         row(f'it/s, {scope}', ('it_per_s',), digits, True),
         row('samples/s, steady', ('samples_per_s_steady',), digits, True),
@@ -190,9 +223,13 @@ def _rows(a: dict[str, Any], b: dict[str, Any], scope: str) -> list[Row]:
         row('coefficient of variation', ('cv',), percent, False),
         row('share of time lost to stalls', ('lost', 'share'), percent, False),
     ]
+    has_phases = is_same_kind and bool(a.get('phases')) and bool(b.get('phases'))
     for name in _phases(a, b):
         first, second = _per_iteration(a, name), _per_iteration(b, name)
-        rows.append(Row(f'{name}, per iteration', first, second, duration, higher=False))
+        shares = [_get(one, ('phases', name, 'share')) or 0.0 for one in (a, b)]
+        large = [share >= MIN_SHARE for share in shares]
+        text = f'{name}, per iteration'
+        rows.append(Row(text, first, second, duration, False, large, has_phases))
         rows.append(row(f'{name}, share', ('phases', name, 'share'), percent))
     for name, keys in (
         ('peak memory, all processes (PSS)', ('tree_pss',)),
@@ -202,17 +239,17 @@ def _rows(a: dict[str, Any], b: dict[str, Any], scope: str) -> list[Row]:
         ('peak device memory', ('device', 'allocated')),
     ):
         show = percent if keys == ('ram_used',) else size
-        rows.append(row(name, ('memory', 'peak', *keys), show, False))
+        rows.append(row(name, ('memory', 'peak', *keys), show, False, MIN_SIZE))
     return [entry for entry in rows if entry.a is not None or entry.b is not None]
 
 
 def _phases(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """Return the phases that are large enough in either run, the largest first."""
-    share: dict[str, float] = {}
-    for name in [*(a.get('phases') or {}), *(b.get('phases') or {})]:
-        share[name] = max(_get(one, ('phases', name, 'share')) or 0.0 for one in (a, b))
-    listed = (name for name in share if share[name] >= MIN_SHARE)
-    return sorted(listed, key=lambda name: -share[name])
+    share = {
+        name: max(_get(one, ('phases', name, 'share')) or 0.0 for one in (a, b))
+        for name in [*(a.get('phases') or {}), *(b.get('phases') or {})]
+    }
+    return sorted(filter(lambda name: share[name] >= LISTED, share), key=lambda name: -share[name])
 
 
 def _get(summary: dict[str, Any], keys: tuple) -> float | None:
@@ -224,66 +261,96 @@ def _get(summary: dict[str, Any], keys: tuple) -> float | None:
 
 def _per_iteration(summary: dict[str, Any], phase: str) -> float | None:
     seconds = _get(summary, ('phases', phase, 'seconds'))
-    iterations = _get(summary, ('iterations',))
-    return seconds / iterations if seconds is not None and iterations else None
+    done = _get(summary, ('iterations',))
+    return seconds / done if seconds and done else None
 
 
-def _count(value: Any) -> str:
-    count = number(value)
-    return MISSING if count is None else f'{count:.0f}'
+def _unfit(a: RunLog, b: RunLog) -> list[str]:
+    """Return why speeds of two runs cannot be compared: another model, a crash, or no speed."""
+    reasons = []
+    for name, log in _named(a, b):
+        done = _get(log.summary, ('iterations',))
+        if log.summary.get('status') == 'crashed':
+            reasons.append(f'{name} ({log.source}) crashed after {iterations(done)}')
+        elif (done or 0) < FEW:
+            few = f'{iterations(done)}, at least {FEW} are needed'
+            reasons.append(f'{name} ({log.source}) has {few}')
+    return reasons + _differing(a.setting, b.setting, _MODEL)
 
 
-def _iterations(count: float | None) -> str:
-    return 'an unknown number of iterations' if count is None else counted(int(count), 'iteration')
-
-
-def _lengths(a: RunLog, b: RunLog) -> list[str]:
-    """Warn if the lengths differ: warm-up is a larger share of a shorter run."""
-    first, second = (_get(log.summary, ('iterations',)) for log in (a, b))
-    if not first or not second or max(first, second) <= LENGTHS * min(first, second):
-        return []
-    return [
-        f"lengths differ: {_iterations(first)} against {_count(second)}; '{_scope(a, b)}' includes "
-        "warm-up, which weighs more in the shorter run; compare 'steady'"
-    ]
-
-
-def _warnings(a: RunLog, b: RunLog) -> list[str]:
-    texts = _lengths(a, b)
+def _differences(a: RunLog, b: RunLog) -> list[str]:
+    """Return what differs besides the figures of the table, and limits of the figures."""
+    found = dict(
+        settings=_differing(_work(a), _work(b)) + _parts(a, b),
+        machine=_differing(flat(a.machine), flat(b.machine)),
+        pressure=_pressure(a, b),
+    )
+    lines = [f'{what}: {"; ".join(texts)}' for what, texts in found.items() if texts]
+    unknown = [name for name, log in _named(a, b) if not log.machine]
+    if unknown:
+        lines.append(f'the machine of {" and ".join(unknown)} is unknown')
+    counts = [_get(log.summary, ('iterations',)) or 0.0 for log in (a, b)]
+    if max(counts) > LENGTHS * min(counts) > 0:
+        lines.append(
+            f"lengths: {iterations(counts[0])} against {count(counts[1])}; '{_scope(a, b)}' "
+            "includes warm-up, which weighs more in the shorter run; compare 'steady'"
+        )
     if a.kind != b.kind:
         ours = a if a.kind == 'tempo' else b
         took = duration(_get(ours.summary, EVALUATION) or 0.0)
-        texts.append(
+        lines.append(
             'one run has stock logs only, whose times exclude evaluations: those of the other run '
             f'({took}) are excluded too; stock counts logging and saving as data'
         )
-    for what, keys, first, second in (
-        ('machines differ', _MACHINE, a.machine, b.machine),
-        ('batches differ', _SETTING, a.setting, b.setting),
-    ):
-        differing = [
-            f'{key.replace("_", " ")} {first[key]} against {second[key]}'
-            for key in keys
-            if key in first and key in second and first[key] != second[key]
-        ]
-        if differing:
-            texts.append(f'{what}: {"; ".join(differing)}')
-        unknown = [name for name, values in (('A', first), ('B', second)) if not values]
-        if unknown and 'machines' in what:
-            texts.append(f'the machine of {" and ".join(unknown)} is unknown')
-    for name, log in (('A', a), ('B', b)):
-        if log.newer:
-            texts.append(f'{name}: {log.newer}')
+    for name, log in _named(a, b):
+        lines += [f'{name}: {log.newer}'] if log.newer else []
         status = log.summary.get('status')
-        if status in ('running', 'crashed', 'interrupted'):
-            texts.append(f'{name}: the run did not complete ({status}); its figures are partial')
-    return texts
+        if status in ('running', 'interrupted'):
+            lines.append(f'{name}: the run did not complete ({status}); its figures are partial')
+    return lines
 
 
-def _change(row: Row) -> str:
-    if row.change is None:
-        return MISSING
-    text = f'{100 * row.change:+.1f} %'
-    if row.higher is None or abs(row.change) < 0.0005:
-        return text
-    return f'{text} {"better" if (row.change > 0) == row.higher else "worse "}'
+def _differing(
+    first: Mapping[str, Any], second: Mapping[str, Any], keys: Iterable[str] = ()
+) -> list[str]:
+    """Describe the facts, or those of `keys`, that both runs have and that differ."""
+    return [
+        f'{key.replace("_", " ")} {fact(first[key])} against {fact(second[key])}'
+        for key in keys or first
+        if key in first and key in second and first[key] != second[key]
+    ]
+
+
+def _work(log: RunLog) -> dict[str, Any]:
+    """Return the settings of a run, and what is known of its config, precision and inputs."""
+    known = {}
+    if log.setting.get('config'):
+        known['config'] = PurePath(log.setting['config']).name
+    for part in log.setting.get('parts') or ():
+        if part.endswith('OptimWrapper'):
+            known['precision'] = 'mixed' if re.search('Amp|Apex', part) else 'full'
+    known.update((key, log.summary[key]) for key in ('shapes', 'inputs') if log.summary.get(key))
+    return known | {key: one for key, one in log.setting.items() if key not in _OTHERS}
+
+
+def _parts(a: RunLog, b: RunLog) -> list[str]:
+    """Describe loops, hooks and wrappers that only one of the runs has."""
+    first, second = (set(log.setting.get('parts') or ()) for log in (a, b))
+    return [
+        f'only {name} has {", ".join(sorted(own))}'
+        for name, own in (('A', first - second), ('B', second - first))
+        if own and first and second
+    ]
+
+
+def _pressure(a: RunLog, b: RunLog) -> list[str]:
+    """Describe the shares of both runs in which processes waited, where they differ clearly."""
+    shares = {
+        what: [_get(log.summary, ('pressure', key)) for log in (a, b)]
+        for key, what in _PRESSURE.items()
+    }
+    return [
+        f'{what} {percent(first)} against {percent(second)}'
+        for what, (first, second) in shares.items()
+        if first is not None and second is not None and abs(first - second) >= NOTABLE
+    ]

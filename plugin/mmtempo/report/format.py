@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mmtempo.utils import units
@@ -21,37 +21,50 @@ def total(lines: Iterable[Mapping[str, Any]], key: str) -> float:
     return sum(number(line.get(key)) or 0 for line in lines)
 
 
-def digits(value: Any, unit: str = '') -> str:
-    """Format a number with three significant digits, never as 1e+03."""
-    found = number(value)
-    if found is None:
-        return MISSING
-    text = units.digits(found)
-    return f'{text} {unit}' if unit else text
+def _or_missing(show: Callable[..., str]) -> Callable[..., str]:
+    """Return a format of `units` that also takes what was not measured."""
+
+    def shown(value: Any, *options: Any) -> str:
+        found = number(value)
+        return MISSING if found is None else show(found, *options)
+
+    return shown
 
 
-def duration(value: Any) -> str:
-    """Format seconds in a suitable unit."""
-    found = number(value)
-    return MISSING if found is None else units.duration(found)
-
-
-def size(value: Any) -> str:
-    """Format bytes in units of 1024."""
-    found = number(value)
-    return MISSING if found is None else units.size(found)
-
-
-def percent(value: Any) -> str:
-    """Format a share in percent."""
-    found = number(value)
-    return MISSING if found is None else units.percent(found)
+duration, size = _or_missing(units.duration), _or_missing(units.size)
+percent, digits = _or_missing(units.percent), _or_missing(units.digits)
+count = _or_missing('{:.0f}'.format)
 
 
 def iterations(count: Any) -> str:
     """Format a count as '1 iteration' or '12 iterations'."""
     found = number(count)
     return f'{MISSING} iterations' if found is None else units.counted(round(found), 'iteration')
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace inner dicts by their items."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found.update(value if isinstance(value, dict) else {key: value})
+    return found
+
+
+def few(values: Any, separator: str = ', ', count: int = 8) -> str:
+    """Join the first values of a list; any other value is converted to text."""
+    if not isinstance(values, (list, tuple)):
+        return str(values)
+    shown = [*values[:count], '…'] if len(values) > count else values
+    return separator.join(map(str, shown))
+
+
+def fact(value: Any) -> str:
+    """Format a setting or a fact of any type."""
+    if isinstance(value, bool):
+        return 'yes' if value else 'no'
+    if isinstance(value, float):
+        return f'{value:.0f}' if value.is_integer() else digits(value)
+    return few(value, count=30)
 
 
 def significant(value: Any, places: int = 5) -> float | None:

@@ -28,6 +28,13 @@ MIN_SHARE = 0.005  # of the time: smaller phases are one row of a brief section
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """A cell with a time, shown in the unit of its column."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Share:
     """A cell with a fraction, shown as a bar and in percent."""
 
@@ -71,7 +78,7 @@ class Section:
     def columns(self, brief: bool = False) -> Iterator[tuple[str, bool, list[Any]]]:
         """Yield name, whether it has text, and cells of each column that has a value."""
         for index, name in enumerate(self.head):
-            cells = [row[index] for row in self.rows]
+            cells = _in_one_unit([row[index] for row in self.rows])
             has_value = index == 0 or any(cell not in (MISSING, '') for cell in cells)
             if has_value and not (brief and name.startswith('+')):
                 yield name.lstrip('+<'), '<' in name, cells
@@ -130,14 +137,14 @@ def phases(summary: Mapping[str, Any], brief: bool = False) -> Section:
             [
                 name.removeprefix('hook:') if brief else name,
                 Share(entry.get('share')),
-                duration(seconds),
-                _ratio(duration, seconds, count),
-                *(duration(entry.get(key)) for key in ('p50', 'p95', 'p99')),
-                _ratio(duration, *device_time),
+                Seconds(seconds),
+                _ratio(Seconds, seconds, count),
+                *(Seconds(entry.get(key)) for key in ('p50', 'p95', 'p99')),
+                _ratio(Seconds, *device_time),
             ]
         )
     if small:
-        sums = Share(total(small, 'share')), duration(total(small, 'seconds'))
+        sums = Share(total(small, 'share')), Seconds(total(small, 'seconds'))
         rows.append([f'{len(small)} more', *sums, '', '', '', '', ''])
     times = ('total', 'per iteration', 'p50', 'p95', '+p99', '+device time')
     return Section('Time by phase', ('<phase', 'share', *times), rows)
@@ -159,8 +166,8 @@ def stages(summary: Mapping[str, Any], brief: bool = False) -> Section:
             stage.get('name', MISSING),
             stage.get('type', MISSING),
             Share(stage.get('share')),
-            duration(stage.get('device_seconds')),
-            duration(stage.get('seconds')),
+            Seconds(stage.get('device_seconds')),
+            Seconds(stage.get('seconds')),
             MISSING if calls is None else f'{round(calls, 2):g}',
         ]
         for stage, calls in ((stage, number(stage.get('calls'))) for stage in listed)
@@ -177,7 +184,7 @@ def ranks(summary: Mapping[str, Any]) -> Section:
         usual = ''
         if number(entry.get('of')):
             usual = f'rank {entry.get("usual")}, in {entry.get("often")} of {entry["of"]} windows'
-        rows.append([name, duration(entry.get('mean')), last, usual])
+        rows.append([name, Seconds(entry.get('mean')), last, usual])
     return Section('Slowest rank', ('<per iteration', 'mean', 'last window', '<usually'), rows)
 
 
@@ -193,7 +200,7 @@ def causes(summary: Mapping[str, Any]) -> Section:
     for name, category, entries in listed:
         seconds, count = total(entries, 'seconds'), total(entries, 'count')
         rows.append(
-            [name, category, f'{count:.0f}', duration(seconds), _ratio(percent, seconds, whole)]
+            [name, category, f'{count:.0f}', Seconds(seconds), _ratio(percent, seconds, whole)]
         )
     head = ('<cause', '<category', 'stalls', 'lost', 'share')
     return Section('Time lost by cause', head, rows)
@@ -208,8 +215,8 @@ def stalls(summary: Mapping[str, Any], brief: bool = False) -> Section:
         rows.append(
             [
                 stall.get('iter', MISSING),
-                duration(stall.get('lost')),
-                duration(stall.get('seconds')),
+                Seconds(stall.get('lost')),
+                Seconds(stall.get('seconds')),
                 cause,
                 '' if phase.removeprefix('hook:') == cause else phase,
                 Sentence(stall.get('text') or cause, stall.get('evidence') or {}),
@@ -237,5 +244,11 @@ def _descending(entries: Mapping[str, Mapping[str, Any]], key: str) -> list[tupl
     return sorted(entries.items(), key=lambda item: -(number(item[1].get(key)) or 0))
 
 
-def _ratio(show: Any, value: float | None, of: float | None) -> str:
+def _in_one_unit(cells: list[Any]) -> list[Any]:
+    """Replace the times of a column by texts."""
+    largest = max((number(c.value) or 0.0 for c in cells if isinstance(c, Seconds)), default=0.0)
+    return [duration(c.value, largest) if isinstance(c, Seconds) else c for c in cells]
+
+
+def _ratio(show: Any, value: float | None, of: float | None) -> Any:
     return show(value / of) if value is not None and of else MISSING

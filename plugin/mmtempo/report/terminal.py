@@ -11,10 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mmtempo.utils.units import counted
-
 from . import sections
-from .format import MISSING, duration, number, percent
+from .format import MISSING, duration, iterations, number, percent
 
 BAR = 16  # characters for 100 %
 # Replacements of characters that a log file or its reader may not support.
@@ -63,19 +61,18 @@ def to_text(summary: Mapping[str, Any], width: int = 100) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, legacy_windows=False)
     console.print(table(summary))
-    lines = file.getvalue().translate(PLAIN).replace('µs', 'us').splitlines()
+    lines = file.getvalue().translate(PLAIN).splitlines()
     return '\n'.join(line.rstrip() for line in lines).strip('\n')
 
 
 def _title(summary: Mapping[str, Any]) -> Text:
     title = Text('Throughput', style='bold')
-    facts = []
-    if number(summary.get('iterations')) is not None:
-        facts.append(counted(summary['iterations'], 'iteration'))
-    if number(summary.get('seconds')) is not None:
-        facts.append(f'in {duration(summary["seconds"])}')
+    facts = (('iterations', iterations, ''), ('seconds', duration, 'in '))
+    known = [
+        f'{word}{show(summary[key])}' for key, show, word in facts if summary.get(key) is not None
+    ]
     status = str(summary.get('status') or '')
-    title.append(f'  {" ".join(facts)}', style='dim')
+    title.append(f'  {" ".join(known)}', style='dim')
     title.append(f'  {status}', style=COLORS.get(status, ''))
     if summary.get('error'):
         title.append(f': {summary["error"]}', style='red')

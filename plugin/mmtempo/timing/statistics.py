@@ -22,6 +22,7 @@ KEEP = 50  # number of longest stalls that are kept
 MOST_CHANGES = 64
 EVALUATION = 'evaluation'
 SLOW = 1.25  # multiple of the median of a window above which an iteration is not steady
+ENOUGH = 20  # iterations for such a median; a shorter window shares that of earlier ones
 EVEN = 0.10  # coefficient of variation below which a training is even
 
 
@@ -183,7 +184,7 @@ class IterationStats:
             iterations=count,
             seconds=seconds,
             it_per_s=_rate(count, seconds),
-            steady=_rate(count, _steady_seconds(whole, self._kinds(block))),
+            steady=_rate(count, self._steady_seconds(block)),
             p50=p50,
             p95=p95,
             p99=p99,
@@ -191,6 +192,16 @@ class IterationStats:
             lost=lost,
             phases=dict(zip(self._timeline.names, block.spent.sum(axis=0).tolist())),
         )
+
+    def _steady_seconds(self, block: Block) -> float:
+        """Return the total seconds, with slow iterations counted as usual ones of their kind."""
+        # A short window, such as the last iteration with an evaluation, has no usual time.
+        longer = block if len(block) >= ENOUGH else self._timeline.last(ENOUGH)
+        seconds, kinds = longer.seconds, self._kinds(longer)
+        for kind in np.unique(kinds):
+            usual = float(np.median(seconds[kinds == kind]))
+            seconds[(kinds == kind) & (seconds > SLOW * usual)] = usual
+        return float(seconds[-len(block) :].sum())
 
     def _stalls(self, found: list[Stall]) -> list[dict[str, Any]]:
         """Return the records of the slow iterations."""
@@ -233,16 +244,6 @@ class IterationStats:
 
 def _longest(stalls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(stalls, key=lambda stall: -stall['lost'])
-
-
-def _steady_seconds(seconds: np.ndarray, kinds: np.ndarray) -> float:
-    """Return the total seconds, with slow iterations counted as usual ones of their kind."""
-    total = 0.0
-    for kind in np.unique(kinds):
-        same = seconds[kinds == kind]
-        usual = float(np.median(same))
-        total += float(np.where(same > SLOW * usual, usual, same).sum())
-    return total
 
 
 class _Spread:

@@ -86,9 +86,33 @@ def test_short_last_window_is_merged_into_the_previous_one() -> None:
     *rest, end = thin_windows([*windows(4), last])
     assert [line['iter'] for line in rest] == [50, 100, 150]
     assert (end['iter'], end['iterations'], end['phases']['data']) == (201, 51, 3.0)
-    assert end['steady'] == pytest.approx(51 / 7)
+    assert end['it_per_s'] == pytest.approx(51 / 8)
+    assert end['steady'] == 10.0  # that of the long window
     alone = dict(last, run=1)
     assert thin_windows([*windows(4), alone])[-1] == alone
+
+
+def test_short_windows_of_epochs_are_merged() -> None:
+    """Of an epoch of 53 iterations, the last window has 3, one of which has an evaluation."""
+    found = []
+    for epoch in range(4):
+        (long,) = windows(1)
+        long['iter'] = 53 * epoch + 50
+        short = dict(iter=53 * epoch + 53, iterations=3, seconds=10.0, it_per_s=0.3, steady=0.3)
+        found += [long, dict(short, run=0, phases=dict(evaluation=10.0))]
+    thin = thin_windows(found)
+    assert [(line['iterations'], line['steady']) for line in thin] == [(53, 10.0)] * 4
+    assert sum(line['phases']['evaluation'] for line in thin) == 40.0
+
+
+def test_short_first_window_of_a_resumed_run_is_merged_into_the_next_one() -> None:
+    first = dict(iter=5, iterations=5, seconds=2.0, it_per_s=2.5, steady=2.5, run=1)
+    short_runs = [dict(line, iterations=10) for line in windows(4, run=2)]
+    thin = thin_windows([*windows(2), first, *windows(2, run=1), *short_runs])
+    assert [(line['run'], line['iterations']) for line in thin] == [
+        (0, 50), (0, 50), (1, 55), (1, 50), *[(2, 10)] * 4,
+    ]  # fmt: skip
+    assert thin[2]['steady'] == 10.0
 
 
 def test_windows_of_two_runs_are_not_merged() -> None:

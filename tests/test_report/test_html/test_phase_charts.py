@@ -61,6 +61,19 @@ def test_evaluation_does_not_determine_the_scale_of_the_last_iterations() -> Non
     assert 'exceed the top' in chart.note
 
 
+@pytest.mark.parametrize(
+    ('seconds', 'unit', 'y'), [(30.0, 's', 30), (0.03, 'ms', 30), (3e-5, 'us', 30)]
+)
+def test_last_iterations_have_the_unit_of_a_usual_one(seconds: float, unit: str, y: float) -> None:
+    rows = [[i, i * seconds, seconds] for i in range(100)]
+    chart = recent(dict(phases=['data'], rows=rows), dict(data='--a'))
+    assert chart is not None
+    (trace,) = chart.data
+    assert chart.layout['yaxis']['title']['text'] == f'time, {unit}'
+    assert set(trace['y']) == {y}
+    assert trace['hovertemplate'] == f'%{{y:.3~r}} {unit}'
+
+
 def test_memory_draws_only_what_was_measured(log: RunLog) -> None:
     chart = memory(log.windows)
     assert chart is not None
@@ -79,6 +92,7 @@ def test_memory_draws_only_what_was_measured(log: RunLog) -> None:
     ('sample', 'axes'),
     [
         (dict(main_rss=1 << 30), {None: 'GiB'}),
+        (dict(main_rss=300 << 20, swap_used=4096), {None: 'MiB'}),
         (dict(ram_used=0.5), {None: 'in use'}),
         (dict(main_rss=1 << 30, ram_used=0.5), {None: 'GiB', 'y2': 'in use'}),
     ],

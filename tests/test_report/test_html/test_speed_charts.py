@@ -98,7 +98,7 @@ def test_histogram_has_round_ticks_and_quantiles() -> None:
     assert labels == {'p50 100 ms': math.log10(0.1), 'p99 1.00 s': 0.0}
     wide = histogram(dict(histogram=dict(edges=[1e-5, 1e-3, 10.0], counts=[1, 1])))
     assert wide is not None
-    assert wide.layout['xaxis']['ticktext'][:2] == ['10.0 µs', '100 µs']
+    assert wide.layout['xaxis']['ticktext'][:2] == ['10.0 us', '100 us']
 
 
 def test_lost_time_shows_the_largest_causes() -> None:

@@ -84,8 +84,3 @@ def test_empty_run_has_no_tables() -> None:
     assert tables.render(Section('', ('<a',), [])) is None
     for section in (tables.memory({}), tables.changes({}), tables.settings('', {})):
         assert tables.render(section) is None
-    assert tables.warnings({}) is None
-
-
-def test_warnings_are_escaped() -> None:
-    assert '<li>a &lt;b&gt;</li>' in str(tables.warnings(dict(warnings=['a <b>'])))

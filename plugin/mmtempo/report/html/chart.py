@@ -46,12 +46,7 @@ class Chart:
 def series(
     windows: list[Line], values: Iterable[float | None]
 ) -> tuple[list[Any], list[float | None]]:
-    """Return iterations and values where both are known, with a gap between two runs.
-
-    Args:
-        windows: Lines of log windows.
-        values: A value of each window.
-    """
+    """Return iterations and values where both are known, with a gap between two runs."""
     x: list[Any] = []
     y: list[float | None] = []
     run = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
 
 from mmtempo.report.format import number, total
 from mmtempo.report.run_log import RunLog
@@ -13,16 +13,11 @@ from .phase_charts import memory, recent, shares, shares_over_time
 from .speed_charts import histogram, lost_by_cause, throughput
 
 POINTS = 800  # windows that are drawn: about one for each pixel of a chart's width
-SLIVER = 0.2  # of the median length of a window: shorter windows are merged
+SLIVER = 0.5  # of the longest window of a run: shorter windows are merged
 
 
 def charts(log: RunLog, colors: dict[str, str]) -> list[Chart]:
-    """Return the charts that the data of a run suffices for.
-
-    Args:
-        log: The run.
-        colors: Colors of the phases.
-    """
+    """Return the charts that the data of a run suffices for."""
     windows, summary = thin_windows(log.windows), log.summary
     candidates = [
         throughput(
@@ -57,39 +52,43 @@ def colors_of(log: RunLog) -> dict[str, str]:
 
 
 def thin_windows(windows: list[Line], points: int = POINTS) -> list[Line]:
-    """Merge neighboring windows of the same run until there are few enough to draw.
-
-    Args:
-        windows: Lines of log windows.
-        points: Target number of windows. Defaults to 800.
-    """
+    """Merge neighboring windows of the same run until there are few enough to draw."""
     windows = _without_slivers(windows)
     group = -(-len(windows) // points)
     if group <= 1:
         return windows
-    merged: list[Line] = []
-    start = 0
-    while start < len(windows):
-        run = windows[start].get('run')
-        stop = start + 1
-        while stop < min(start + group, len(windows)) and windows[stop].get('run') == run:
-            stop += 1
-        merged.append(_merge(windows[start:stop]))
-        start = stop
-    return merged
+    return [
+        _merge(lines[start : start + group])
+        for lines in _by_run(windows)
+        for start in range(0, len(lines), group)
+    ]
+
+
+def _by_run(windows: list[Line]) -> list[list[Line]]:
+    return [list(group) for _, group in itertools.groupby(windows, lambda line: line.get('run'))]
 
 
 def _without_slivers(windows: list[Line]) -> list[Line]:
-    """Merge short windows, as at the end of a run, into the previous one: they are noisy."""
-    counts = [number(line.get('iterations')) or 0 for line in windows]
-    least = SLIVER * statistics.median(counts) if counts else 0
+    """Merge short windows, as at the end of a run or an epoch, into a neighbor of their run.
+
+    One that has few iterations besides an evaluation or a save would be drawn as a plunge.
+    """
     kept: list[Line] = []
-    for line, count in zip(windows, counts):
-        if count < least and kept and kept[-1].get('run') == line.get('run'):
-            kept[-1] = _merge([kept[-1], line])
-        else:
-            kept.append(line)
+    for lines in _by_run(windows):
+        least = SLIVER * max(map(_length, lines))
+        kept.append(lines[0])
+        for line in lines[1:]:
+            if min(_length(kept[-1]), _length(line)) >= least:
+                kept.append(line)
+            else:
+                # The usual time of few iterations is not known: the longer window determines it.
+                steady = max(kept[-1], line, key=_length).get('steady')
+                kept[-1] = dict(_merge([kept[-1], line]), steady=steady)
     return kept
+
+
+def _length(line: Line) -> float:
+    return number(line.get('iterations')) or 0.0
 
 
 def _merge(windows: list[Line]) -> Line:

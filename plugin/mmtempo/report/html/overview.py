@@ -23,7 +23,9 @@ def header(log: RunLog) -> Markup:
     """Return name, status, start, length and progress of the run."""
     summary = log.summary
     status = str(summary.get('status') or '')
-    pill = element('span', _STATUS.get(status, status), class_=f'pill {_word(status)}')
+    pill = element(
+        'span', _STATUS.get(status, status), class_=f'pill {status if status in _STATUS else ""}'
+    )
     facts = [
         _moment(summary.get('started')),
         _length(log),
@@ -114,32 +116,17 @@ def _moment(unix: Any) -> str | None:
     return None if not found else time.strftime('%Y-%m-%d %H:%M', time.localtime(found))
 
 
-def _word(status: str) -> str:
-    return status if status in _STATUS else ''
-
-
 def document(title: str, style: str, *body: Any) -> str:
-    """Return a whole page, whose policy makes the browser refuse any access to the network.
-
-    Args:
-        title: Title of the page.
-        style: CSS.
-        body: Content, escaped unless it is `Markup`.
-    """
+    """Return a whole page, whose policy makes the browser refuse any access to the network."""
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
         'img-src data: blob:'
     )
-    policy_tag = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return ''.join(
-        (
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
-            policy_tag,
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            put(element('title', title)),
-            f'<style>{style}</style></head><body><main>',
-            put(*body),
-            '</main></body></html>\n',
-        )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'{put(element("title", title))}<style>{style}</style></head>'
+        f'<body><main>{put(*body)}</main></body></html>\n'
     )

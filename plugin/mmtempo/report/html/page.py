@@ -31,22 +31,12 @@ def plotly_script() -> str:
 
 
 def write_html(log: RunLog, path: str | os.PathLike[str]) -> Path:
-    """Write the report of a run; return its path.
-
-    Args:
-        log: The run.
-        path: The HTML file to write.
-    """
+    """Write the report of a run; return its path."""
     return write_whole(path, page(log, plotly_script()))
 
 
 def page(log: RunLog, script: str) -> str:
-    """Return the text of the page.
-
-    Args:
-        log: The run.
-        script: The source of plotly.js.
-    """
+    """Return the text of the page."""
     colors = colors_of(log)
     drawn = {chart.name: chart for chart in charts(log, colors)}
     summary = log.summary
@@ -73,11 +63,8 @@ def page(log: RunLog, script: str) -> str:
 
 
 def _stalls(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
-    pair = [box for box in (_box(drawn, 'lost'), _box(drawn, 'histogram')) if box]
     return put(
-        element('div', *(element('section', box, class_='card') for box in pair), class_='pair')
-        if pair
-        else None,
+        _pair(_section(_box(drawn, 'lost')), _section(_box(drawn, 'histogram'))),
         _table(sections.periods(log.summary)),
         _table(tables.changes(log.summary)),
         _table(sections.stalls(log.summary)),
@@ -90,20 +77,24 @@ def _memory(log: RunLog, drawn: dict[str, Chart]) -> Markup | None:
 
 
 def _warnings(log: RunLog) -> Markup | None:
-    found = tables.warnings(log.summary)
-    return element('section', element('h2', 'Warnings'), found, class_='card') if found else None
+    texts = [element('li', text) for text in log.summary.get('warnings') or []]
+    listed = element('ul', *texts, class_='warnings')
+    return _section(element('h2', 'Warnings'), listed) if texts else None
 
 
 def _environment(log: RunLog) -> Markup | None:
-    pair = [
-        element('section', element('h2', found.title), tables.render(found), class_='card plain')
-        for found in (
-            tables.settings('Machine', log.machine),
-            tables.settings('Settings', log.setting),
-        )
-        if found.rows
+    cards = [
+        element('section', element('h2', title), tables.render(found), class_='card plain')
+        for title, facts in (('Machine', log.machine), ('Settings', log.setting))
+        if (found := tables.settings(title, facts)).rows
     ]
-    return element('div', *pair, class_='pair') if pair else None
+    return _pair(*cards)
+
+
+def _pair(*cards: Markup | None) -> Markup | None:
+    """Return cards that are next to each other, None if there are none."""
+    existing = [card for card in cards if card]
+    return element('div', *existing, class_='pair') if existing else None
 
 
 def _section(*parts: Markup | None) -> Markup | None:
@@ -137,14 +128,10 @@ def _box(drawn: dict[str, Chart], name: str) -> Markup | None:
 
 def _data(found: list[Chart], script: str) -> Markup:
     """Return the data of the charts, the compressed plotly.js, and the script that unpacks it."""
-    data = [
-        dict(name=c.name, data=c.data, layout=c.layout, config=c.config, has_key=c.has_key)
-        for c in found
-    ]
     packed = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
     return put(
         Markup('<script type="application/json" id="charts">'),
-        script_json(data),
+        script_json([vars(chart) for chart in found]),
         Markup(f'</script><script type="text/plain" id="plotly">{packed}</script>'),
         Markup(f'<script>{_resource("page.js")}</script>'),
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mmtempo.report.format import duration, number, significant
+from mmtempo.utils.units import size_unit, time_unit
 
 from .chart import Chart, Line, plain, series
 
 BEYOND = 2  # top of the chart of the last iterations, relative to their 95th percentile
 SERIES = 10  # phases that are drawn; smaller ones are summed as 'other'
-_GIB = 2**-30
 _SIZES = (
     (('tree_pss',), 'all processes (PSS)', '--accent'),
     (('tree_rss',), 'all processes (RSS)', '--accent'),
@@ -23,12 +24,7 @@ _SIZES = (
 
 
 def shares(phases: dict[str, Line], colors: dict[str, str]) -> Chart | None:
-    """Return a stacked bar of the time of the run by phase.
-
-    Args:
-        phases: Figures of the phases, by name.
-        colors: Colors of the phases.
-    """
+    """Return a stacked bar of the time of the run by phase."""
     if not phases:
         return None
     data = [
@@ -58,12 +54,7 @@ def shares(phases: dict[str, Line], colors: dict[str, str]) -> Chart | None:
 
 
 def shares_over_time(windows: list[Line], colors: dict[str, str]) -> Chart | None:
-    """Return the shares of the wall time of each window, stacked.
-
-    Args:
-        windows: Lines of log windows.
-        colors: Colors of the phases.
-    """
+    """Return the shares of the wall time of each window, stacked."""
     windows = _latest([line for line in windows if line.get('phases')])
     if len(windows) < 2:
         return None
@@ -129,15 +120,13 @@ def _share(line: Line, name: str, names: list[str]) -> float | None:
 
 
 def recent(ring: Line, colors: dict[str, str]) -> Chart | None:
-    """Return the time of each of the last iterations by phase.
-
-    Args:
-        ring: The ring of a summary.
-        colors: Colors of the phases.
-    """
+    """Return the time of each of the last iterations by phase."""
     names, rows = ring.get('phases') or [], ring.get('rows') or []
     if len(rows) < 2:
         return None
+    totals = sorted(sum(filter(None, map(number, row[2:]))) for row in rows)
+    usual = totals[int(0.95 * (len(totals) - 1))]
+    unit, unit_name = time_unit(usual)
     data = []
     for column, name in enumerate(names, start=2):
         values = [number(row[column]) if len(row) > column else None for row in rows]
@@ -145,23 +134,21 @@ def recent(ring: Line, colors: dict[str, str]) -> Chart | None:
             data.append(
                 dict(
                     x=[row[0] for row in rows],
-                    y=[significant(1e3 * (value or 0), 4) for value in values],
+                    y=[significant((value or 0) / unit, 4) for value in values],
                     name=plain(name),
                     mode='lines',
                     stackgroup='phases',
                     line=dict(width=0, shape='hv', color=colors[name]),
                     fillcolor=colors[name],
-                    hovertemplate='%{y:.3~g} ms',
+                    hovertemplate=f'%{{y:.3~r}} {unit_name}',
                 )
             )
-    height: Line = dict(title=dict(text='milliseconds'), rangemode='tozero')
+    height: Line = dict(title=dict(text=f'time, {unit_name}'), rangemode='tozero')
     layout = dict(xaxis=dict(title=dict(text='iteration')), yaxis=height, hovermode='x unified')
     note = 'Time of each iteration by phase. Drag to zoom in, double-click to zoom out.'
-    totals = sorted(sum(filter(None, map(number, row[2:]))) for row in rows)
-    usual = totals[int(0.95 * (len(totals) - 1))]
     if totals[-1] > BEYOND * usual:
         # At the scale of an evaluation, the other iterations would be invisible.
-        height['range'] = [0, significant(1e3 * BEYOND * usual, 3)]
+        height['range'] = [0, significant(BEYOND * usual / unit, 3)]
         note += ' The longest iterations exceed the top; double-click again to show all of them.'
     title = f'The last {len(rows)} iterations'
     return Chart('recent', title, note, data, layout, height=320, has_key=True)
@@ -172,54 +159,49 @@ def _by_share(phases: dict[str, Line]) -> list[tuple[str, Line]]:
 
 
 def memory(windows: list[Line]) -> Chart | None:
-    """Return memory and device over time: sizes in the upper part, shares in the lower one.
-
-    Args:
-        windows: Lines of log windows.
-    """
-    samples = [line['memory'] for line in windows if line.get('memory')]
-    owner = samples[-1].get('ram_of') or 'the machine' if samples else ''
-    sizes, used = [], []
-    for path, name, color in _SIZES:
-        sizes += _memory_line(windows, path, name, color, _GIB, '%{y:.2f} GiB')
-    for path, name, color in (
-        (('ram_used',), f'RAM of {plain(owner)}', '--orange'),
-        (('device', 'utilisation'), 'device busy', '--olive'),
-    ):
-        used += _memory_line(windows, path, name, color, 100, '%{y:.1f} %')
-    if not sizes and not used:
+    """Return memory and device over time: sizes in the upper part, shares in the lower one."""
+    samples = [_with_used(line.get('memory') or {}) for line in windows]
+    owner = next((one['ram_of'] for one in samples[::-1] if one.get('ram_of')), 'the machine')
+    sizes = [(name, color, _values(samples, *path)) for path, name, color in _SIZES]
+    unit, unit_name = size_unit(max((y for *_, ys in sizes for y in ys if y), default=0.0))
+    used = (
+        (f'RAM of {plain(owner)}', '--orange', _values(samples, 'ram_used')),
+        ('device busy', '--olive', _values(samples, 'device', 'utilisation')),
+    )
+    upper = _memory_lines(windows, sizes, 1 / unit, f'%{{y:.3~r}} {unit_name}')
+    lower = _memory_lines(windows, used, 100, '%{y:.1f} %')
+    if not upper and not lower:
         return None
     layout: Line = dict(xaxis=dict(title=dict(text='iteration')), hovermode='x unified')
-    gib = dict(title=dict(text='GiB'), rangemode='tozero')
-    percent = dict(title=dict(text='in use'), range=[0, 100], ticksuffix=' %')
-    if sizes and used:
+    in_bytes = dict(title=dict(text=unit_name), rangemode='tozero')
+    in_use = dict(title=dict(text='in use'), range=[0, 100], ticksuffix=' %')
+    if upper and lower:
         layout['xaxis']['anchor'] = 'y2'
-        layout.update(yaxis=dict(gib, domain=[0.42, 1]), yaxis2=dict(percent, domain=[0, 0.34]))
-        for trace in used:
+        layout.update(yaxis=dict(in_bytes, domain=[0.42, 1]), yaxis2=dict(in_use, domain=[0, 0.34]))
+        for trace in lower:
             trace['yaxis'] = 'y2'
     else:
-        layout['yaxis'] = gib if sizes else percent
+        layout['yaxis'] = in_bytes if upper else in_use
     note = 'One sample per window.'
-    return Chart('memory', 'Memory and device', note, sizes + used, layout, height=380)
+    return Chart('memory', 'Memory and device', note, upper + lower, layout, height=380)
 
 
-def _memory_line(
-    windows: list[Line], path: tuple, name: str, color: str, scale: float, hover: str
-) -> list[Line]:
-    """Return the trace of a scaled value, none if it was not measured or is always 0."""
+def _values(samples: list[Line], *path: str) -> list[float | None]:
+    found: list[Any] = samples
+    for key in path:
+        found = [one.get(key) if isinstance(one, dict) else None for one in found]
+    return [number(one) for one in found]
 
-    def value(line: Line) -> float | None:
-        found: Any = _with_used(line.get('memory') or {})
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        found = number(found)
-        return None if found is None else scale * found
 
-    x, y = series(windows, [value(line) for line in windows])
-    if not any(y):
-        return []
-    line = dict(color=color, width=2)
-    return [dict(x=x, y=y, name=name, mode='lines', line=line, hovertemplate=hover)]
+def _memory_lines(windows: list[Line], lines: Iterable, scale: float, hover: str) -> list[Line]:
+    """Return the traces of scaled values, except those that were not measured or are always 0."""
+    traces = []
+    for name, color, values in lines:
+        x, y = series(windows, [None if one is None else scale * one for one in values])
+        if any(y):
+            line = dict(color=color, width=2)
+            traces.append(dict(x=x, y=y, name=name, mode='lines', line=line, hovertemplate=hover))
+    return traces
 
 
 def _with_used(sample: Line) -> Line:

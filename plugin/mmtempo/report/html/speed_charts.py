@@ -33,7 +33,7 @@ def throughput(
     ):
         x, y = series(windows, [number(line.get(key)) for line in windows])
         if x:
-            hover = f'{name}: %{{y:.3~g}} it/s<br>up to iteration %{{x}}<extra></extra>'
+            hover = f'{name}: %{{y:.3~r}} it/s<br>up to iteration %{{x}}<extra></extra>'
             mode = 'lines' if len(x) > 1 else 'markers'
             data.append(dict(x=x, y=y, name=name, mode=mode, line=style, hovertemplate=hover))
     if not data:
@@ -63,12 +63,7 @@ def throughput(
 
 
 def largest_stalls(stalls: list[Line], count: int = MARKS) -> list[Line]:
-    """Return the stalls that cost most, in the order of their iterations.
-
-    Args:
-        stalls: Lines of slow iterations.
-        count: Maximum number of stalls. Defaults to 600.
-    """
+    """Return the stalls that cost most, in the order of their iterations."""
     if len(stalls) > count:
         stalls = sorted(stalls, key=lambda line: -(number(line.get('lost')) or 0))[:count]
     return sorted(stalls, key=lambda line: (line.get('run', 0), number(line.get('iter')) or 0))
@@ -110,11 +105,7 @@ def _marks(category: str, lines: list[Line]) -> Line:
 
 
 def histogram(summary: Line) -> Chart | None:
-    """Return the histogram of iteration times, on logarithmic axes that show rare slow ones.
-
-    Args:
-        summary: The summary of the run.
-    """
+    """Return the histogram of iteration times, on logarithmic axes that show rare slow ones."""
     found = summary.get('histogram') or {}
     edges, counts = found.get('edges') or [], found.get('counts') or []
     filled = [index for index, count in enumerate(counts) if count]
@@ -182,11 +173,7 @@ def _quantiles(summary: Line) -> tuple[list[Line], list[Line]]:
 
 
 def lost_by_cause(summary: Line) -> Chart | None:
-    """Return the seconds lost to stalls by cause.
-
-    Args:
-        summary: The summary of the run.
-    """
+    """Return the seconds lost to stalls by cause."""
     causes = (summary.get('lost') or {}).get('by_cause') or {}
     rows = sorted(causes.items(), key=lambda row: number(row[1].get('seconds')) or 0)
     rows = rows[-MOST_CAUSES:]

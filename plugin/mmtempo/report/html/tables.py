@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mmtempo.report.format import MISSING, digits, duration, number, percent, size
-from mmtempo.report.sections import Section, Sentence, Share
+from mmtempo.report.format import MISSING, digits, duration, fact, few, flat, number, percent, size
+from mmtempo.report.sections import Seconds, Section, Sentence, Share
 
 from .markup import Markup, element, put, table
 
@@ -49,12 +49,11 @@ def changes(summary: Mapping[str, Any]) -> Section:
     """Return the changes of the usual iteration time, with the cause of slower ones."""
     rows = [
         [
-            change.get('iter', MISSING),
-            change.get('cause') or '',
-            duration(change.get('old')),
-            duration(change.get('new')),
+            one.get('iter', MISSING),
+            one.get('cause') or '',
+            *map(Seconds, map(one.get, ('old', 'new'))),
         ]
-        for change in summary.get('changes') or []
+        for one in summary.get('changes') or []
     ]
     head = ('<from iteration', '<cause', 'usual time before', 'usual time after')
     return Section('Changes of the usual iteration time', head, rows)
@@ -63,34 +62,19 @@ def changes(summary: Mapping[str, Any]) -> Section:
 def memory(summary: Mapping[str, Any]) -> Section:
     """Return the last memory sample and the extremes of all."""
     found = summary.get('memory') or {}
-    now, peak = (_flat(found.get(key) or {}) for key in ('now', 'peak'))
+    now, peak = (flat(found.get(key) or {}) for key in ('now', 'peak'))
     owner = now.get('ram_of') or 'the machine'
     rows = [
-        [name.format(ram_of=owner), *(_safe(show, sample.get(key)) for sample in (now, peak))]
+        [name.format(ram_of=owner), *(MISSING if one is None else show(one) for one in both)]
         for key, (name, show) in _MEMORY.items()
-        if now.get(key) is not None or peak.get(key) is not None
+        if (both := [now.get(key), peak.get(key)]) != [None, None]
     ]
     return Section('Memory and device', ('<', 'last', 'extreme'), rows)
 
 
 def settings(title: str, values: Mapping[str, Any]) -> Section:
-    """Return keys and values; None is omitted.
-
-    Args:
-        title: Title of the section.
-        values: Settings or facts, with at most one level of inner dicts.
-    """
-    return Section(title, ('<', '<'), [list(row) for row in _shown_by({}, _flat(values))])
-
-
-def warnings(summary: Mapping[str, Any]) -> Markup | None:
-    """Return the warnings of the run."""
-    found = summary.get('warnings')
-    return (
-        element('ul', *(element('li', text) for text in found), class_='warnings')
-        if found
-        else None
-    )
+    """Return keys and values, also those of inner dicts; None is omitted."""
+    return Section(title, ('<', '<'), [list(row) for row in _shown_by({}, flat(values))])
 
 
 def swatch(color: str) -> Markup:
@@ -110,43 +94,15 @@ def _shown_by(formats: Formats, values: Mapping[str, Any]) -> list[tuple[str, st
     found = []
     for key, value in values.items():
         if value is not None and value != []:
-            name, show = formats.get(key, (key.replace('_', ' '), _shown))
+            name, show = formats.get(key, (key.replace('_', ' '), fact))
             found.append((name, show(value)))
     return found
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace inner dicts by their items."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found.update(value if isinstance(value, dict) else {key: value})
-    return found
-
-
-def _few(values: Any, separator: str = ', ', count: int = 8) -> str:
-    """Join the first values of a list; any other value is converted to text."""
-    if not isinstance(values, (list, tuple)):
-        return str(values)
-    shown = [*values[:count], '…'] if len(values) > count else values
-    return separator.join(map(str, shown))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return 'yes' if value else 'no'
-    if isinstance(value, float):
-        return f'{value:.0f}' if value.is_integer() else digits(value)
-    return _few(value, count=30)
-
-
-def _safe(show: Callable[[Any], str], value: Any) -> str:
-    return MISSING if value is None else show(value)
-
-
 # Key -> name and format.
 _EVIDENCE: Formats = {
-    'samples': ('samples', _few),
-    'files': ('files', _few),
+    'samples': ('samples', few),
+    'files': ('files', few),
     'slowest_sample': ('slowest sample', str),
     'sample_seconds': ('its time', duration),
     'worker_seconds': ('time of the worker', duration),
@@ -164,8 +120,8 @@ _EVIDENCE: Formats = {
     'psi_io': ('waiting for disks', duration),
     'psi_cpu': ('waiting for a CPU', duration),
     'throttled': ('throttled by the CPU quota', duration),
-    'throttle': ('device throttled by', _few),
-    'shape': ('shape', lambda value: _few(value, ' \N{MULTIPLICATION SIGN} ')),
+    'throttle': ('device throttled by', few),
+    'shape': ('shape', lambda value: few(value, ' \N{MULTIPLICATION SIGN} ')),
 }
 _MEMORY: Formats = {
     'ram_used': ('RAM of {ram_of} in use', percent),
@@ -185,5 +141,5 @@ _MEMORY: Formats = {
     'utilisation': ('device: busy', percent),
     'power': ('device: power', lambda value: digits(value, 'W')),
     'clock': ('device: clock', lambda value: digits(value, 'MHz')),
-    'throttle': ('device: throttled by', _few),
+    'throttle': ('device: throttled by', few),
 }
