@@ -20,6 +20,7 @@ from mmengine.visualization import Visualizer
 
 from mmtempo.checkpoint.io.writer import DurableWriter
 from mmtempo.loaders.prefetch_dataloader import PrefetchDataLoader
+from mmtempo.loaders.shared_slabs import Packed
 from mmtempo.monitor import training_monitor
 from mmtempo.monitor.run_recorder import RunRecorder
 from mmtempo.monitor.training_monitor import TrainingMonitor
@@ -44,7 +45,7 @@ from tests.testing.monitored import (
     summary_of,
     with_our_loop,
 )
-from tests.testing.toy import SPARSE, STOCK
+from tests.testing.toy import SPARSE, STOCK, ToyModel
 
 __all__ = ['fake_clock', 'slow_disk']
 
@@ -80,7 +81,7 @@ def test_each_stall_has_its_cause_and_seconds(
     }
     wanted: dict[int, tuple[str, str, float]] = {
         100: ('gc', 'garbage collection', GC),
-        120: ('memory', 'page faults', FAULTS),
+        120: ('host', 'page faults', FAULTS),
         140: ('hook', hook, SLOW_HOOK),
         160: ('checkpoint', 'checkpoint: wait for the writer', SAVE),
         200: ('evaluation', 'evaluation', EVALUATION),
@@ -218,6 +219,44 @@ def test_slow_end_of_a_loader_is_no_late_batch(
     Runner.from_cfg(cfg).train()
     stall = next(one for one in summary_of(tmp_path)['stalls'] if one['iter'] == 100)
     assert (stall['category'], stall['cause']) == ('data', 'loader: end')
+
+
+class SlowToFree(dict):
+    """Outputs of a step, as with a large autograd graph."""
+
+    def __del__(self) -> None:
+        clock.go(0.05)
+
+
+def test_release_and_unpacking_are_no_wait_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, read = ToyModel.train_step, Packed.read
+
+    def read_slowly(self: Packed) -> Any:
+        clock.go(0.03)
+        return read(self)
+
+    monkeypatch.setattr(Packed, 'read', read_slowly)
+    monkeypatch.setattr(
+        ToyModel, 'train_step', lambda *args, **more: SlowToFree(step(*args, **more))
+    )
+    cfg = with_our_loop(tmp_path, SPARSE, iterations=40)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.train_dataloader.num_workers = 1
+    Runner.from_cfg(cfg).train()
+    summary = summary_of(tmp_path)
+    phases = summary['phases']
+    assert phases['release']['seconds'] == pytest.approx(40 * 0.05, abs=1e-6)
+    assert phases['loader: unpack']['seconds'] == pytest.approx(40 * 0.03, rel=0.06)
+    assert phases['data']['seconds'] == pytest.approx(0, abs=1e-6)
+    waits = summary['loader']
+    assert (waits['batches'] >= 40, waits['starts'], waits['samples']) == (
+        True,
+        1,
+        2 * waits['batches'],
+    )
+    assert 0 < waits['cpu'] <= 1.5 * waits['made']
 
 
 def test_counters_are_read_in_each_iteration(

@@ -11,13 +11,14 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 
 from mmtempo.monitor.run_settings import batches_per_update, files_of, setting_of, shape_of
 from mmtempo.report.verdict import judge
 from tests.testing.common import next_name
 from tests.testing.summaries import summary
-from tests.testing.toy import SPARSE, STOCK, by_epoch, config, with_evaluation
+from tests.testing.toy import SPARSE, STOCK, ToyDataset, by_epoch, config, with_evaluation
 
 EPOCH = 20  # iterations of an epoch of the toy dataset
 
@@ -117,6 +118,76 @@ def test_default_hooks_given_by_class(tmp_path: Path) -> None:
     found = setting_of(runner)
     assert found['default_hooks'] == dict(checkpoint='CheckpointHook', own='CheckpointHook')
     assert found['train_cfg_has_type'] is False
+
+
+@DATASETS.register_module()
+class Images(ToyDataset):
+    """Dataset with a pipeline over image files, and optionally a cache."""
+
+    def __init__(self, file: str, cached: bool = False) -> None:
+        super().__init__()
+        self.pipeline = SimpleNamespace(transforms=[CheckpointHook(), SimpleNamespace()])
+        self.file = file
+        if cached:
+            self.stats = lambda: None
+
+    def get_data_info(self, index: int) -> dict:
+        return dict(img_path=self.file)
+
+
+@DATASETS.register_module()
+class Wraps(ToyDataset):
+    """Dataset around another one."""
+
+    def __init__(self, dataset: dict) -> None:
+        super().__init__()
+        self.dataset = DATASETS.build(dataset)
+
+
+@DATASETS.register_module()
+class Joins(ToyDataset):
+    """Dataset of several others."""
+
+    def __init__(self, datasets: list[dict]) -> None:
+        super().__init__()
+        self.datasets = [DATASETS.build(one) for one in datasets]
+
+
+IMAGES = dict(type='Images', file='a/B.JPG')
+NAMES = ['CheckpointHook', 'SimpleNamespace']
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'cache', 'transforms', 'files'),
+    [
+        (dict(type='ToyDataset'), False, [], None),
+        (IMAGES, False, NAMES, '.jpg'),
+        (dict(IMAGES, cached=True), True, NAMES, '.jpg'),
+        (dict(type='Images', file='a'), False, NAMES, ''),
+        (dict(type='Images', file=7), False, NAMES, None),
+        (dict(type='Wraps', dataset=dict(IMAGES, cached=True)), True, NAMES, None),
+        (dict(type='Joins', datasets=[dict(type='Wraps', dataset=IMAGES)]), False, NAMES, None),
+        (dict(type='Joins', datasets=[]), False, [], None),
+    ],
+)
+def test_cost_of_a_sample(
+    dataset: dict, cache: bool, transforms: list, files: str | None, tmp_path: Path
+) -> None:
+    cfg = config(tmp_path, SPARSE)
+    cfg.train_dataloader.dataset = dataset
+    found = found_in(cfg)
+    assert (found['cache'], found['transforms'], found['files']) == (cache, transforms, files)
+
+
+@pytest.mark.parametrize(
+    ('compiled', 'dynamic'),
+    [(None, None), (False, None), (dict(dynamic=False), False), (dict(dynamic=True), True)],
+)
+def test_kind_of_compilation(compiled: Any, dynamic: bool | None, tmp_path: Path) -> None:
+    runner = Runner.from_cfg(config(tmp_path, SPARSE))
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.cfg.compile = compiled
+    assert setting_of(runner)['compile_dynamic'] is dynamic
 
 
 def test_local_world_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

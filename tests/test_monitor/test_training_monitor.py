@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +12,16 @@ from typing import Any
 import pytest
 from mmengine.dataset import InfiniteSampler
 from mmengine.hooks import Hook
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 
+from mmtempo.datasets.cache.sample_cache import CacheStats
 from mmtempo.monitor.hook_calls import observer_of
 from mmtempo.monitor.hook_timer import add_edges
 from mmtempo.monitor.options import MonitorOptions
 from mmtempo.monitor.training_monitor import TrainingMonitor, end_monitored, worker_of
 from mmtempo.utils import phases
-from tests.testing.toy import SPARSE, config
+from tests.testing.toy import SPARSE, ToyDataset, config
 
 OPTIONS = MonitorOptions.checked(None, 8.0, 0, None)
 
@@ -26,6 +30,7 @@ class Monitors(Hook):
     """Hook that begins a monitor and ends it in the given ways."""
 
     priority = 'LOWEST'
+    options = OPTIONS
 
     def __init__(self, *ends: Any) -> None:
         self.ends = ends
@@ -34,7 +39,7 @@ class Monitors(Hook):
         add_edges(runner)
 
     def before_train(self, runner: Any) -> None:
-        self.monitor = TrainingMonitor(runner, OPTIONS)
+        self.monitor = TrainingMonitor(runner, self.options)
         self.monitor.begin(runner)
         assert phases._active is self.monitor.timeline
 
@@ -43,11 +48,12 @@ class Monitors(Hook):
             end(self.monitor, runner)
 
 
-def summary_after(work: Path, *ends: Any) -> dict:
-    cfg = config(work, SPARSE)
+def summary_after(work: Path, *ends: Any, options: Any = OPTIONS, **changes: Any) -> dict:
+    cfg = config(work, SPARSE, **changes)
     cfg.train_cfg.max_iters = 12
     runner = Runner.from_cfg(cfg)
     hook = Monitors(*ends)
+    hook.options = options
     runner.register_hook(hook)
     runner.train()
     assert phases._active is None
@@ -86,6 +92,43 @@ def test_first_end_decides_the_status(
     assert (summary['status'], summary['error']) == (status, error)
     assert (summary['iterations'], summary['last_iter']) == (12, 12)
     assert {'data', 'forward', 'backward', 'step'} <= set(summary['phases'])
+
+
+def sample_twice(monitor: TrainingMonitor, runner: Any) -> None:
+    assert monitor._sampler is not None
+    deadline = time.monotonic() + 60
+    while not monitor._sampler.pressure() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_summary_has_the_pressure_of_the_run(tmp_path: Path) -> None:
+    options = MonitorOptions.checked(None, 8.0, 0.01, None)
+    pressure = summary_after(tmp_path, sample_twice, complete, options=options)['pressure']
+    assert pressure.pop('seconds') > 0
+    assert pressure.pop('swapped', 0) >= 0
+    if sys.platform == 'linux':
+        assert {'busy', 'others'} <= set(pressure)
+    assert all(share >= 0 for share in pressure.values())
+
+
+@DATASETS.register_module()
+class CachedToy(ToyDataset):
+    """Dataset with the interface of `CachedDataset`."""
+
+    def stats(self) -> CacheStats:
+        return CacheStats(samples=3, total=40, used=100, budget=200)
+
+
+@pytest.mark.parametrize('loop', ['IterBasedTrainLoop', 'PrefetchIterBasedTrainLoop'])
+def test_summary_has_the_figures_of_loader_and_cache(loop: str, tmp_path: Path) -> None:
+    changes = {'train_dataloader.dataset.type': 'CachedToy', 'train_cfg.type': loop}
+    summary = summary_after(tmp_path, complete, **changes)
+    assert summary['cache'] == vars(CacheStats(samples=3, total=40, used=100, budget=200))
+    if loop.startswith('Prefetch'):
+        assert {'starved', 'seconds', 'starting', 'made', 'cpu'} < set(summary['loader'])
+        assert summary['loader']['batches'] >= 12
+    else:
+        assert 'loader' not in summary
 
 
 def runner_of(iteration: int = 0, by_epoch: bool = False, **loader: Any) -> Any:

@@ -19,7 +19,7 @@ def test_rank_with_late_data() -> None:
     verdict = judge(summary(ranks=ranks()))
     assert verdict.headline == 'Late data on rank 3 costs 28 % of the time.'
     assert verdict.why[:3] == [
-        'The slowest rank waits 40.0 ms per iteration for data, rank 0 600 µs.',
+        'The slowest rank waits 40.0 ms per iteration for data, rank 0 600 us.',
         'Rank 3 was the slowest at 45 of 50 log points.',
         'The other ranks wait for it in their backward pass. Check the workers, cores and disk of '
         'its node.',
