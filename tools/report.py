@@ -36,8 +36,9 @@ python tools/report.py compare work_dirs/before work_dirs/after --fail-if-slower
 
 Lists what differs first: settings, machine, pressure on CPU and memory, input sizes. Judges samples
 per second end to end if both runs have them, else iterations per second. Runs of another model
-cannot be compared, nor can one that crashed or has fewer than {FEW} iterations. The exit code is 0, or 1 if B is slower than allowed, or 2 for an error such as a
-missing file, or if B should be judged and cannot.
+cannot be compared, nor can one that crashed or has fewer than {FEW} iterations. The exit code is 0,
+or 1 if B is slower than allowed, or 2 for an error such as a missing file, or if B should be judged
+and cannot.
 """
 
 

@@ -66,7 +66,7 @@ class StallTotals:
         found = []
         for cause, latest in self._latest.items():
             known = dict(intervals)
-            if self.by_cause[cause]['category'] == 'hook':  # it may have an interval of its own
+            if self.by_cause[cause]['category'] == 'hook':  # its interval may be in no setting
                 known[''] = usual_gap([iteration for iteration, *_ in latest])
             period = find_period([iteration for iteration, *_ in latest], known)
             if period is None:
