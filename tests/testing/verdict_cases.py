@@ -127,7 +127,7 @@ CASES = [
         (late(LESS) | stalled('slow sample', 'data', 0.028 * TOTAL), 'healthy'),
     ], 0.1),
     Case('data: late', late(MORE, made=4000.0), [
-        (late(LESS, made=4000.0), 'healthy'), (late(MORE, made=5000.0), 'data: workers'),
+        (late(LESS, made=4000.0), 'healthy'), (late(MORE, made=4700.0), 'data: workers'),
     ]),
     # Periodic work
     Case('evaluation', taking(MORE, 'evaluation'), [
