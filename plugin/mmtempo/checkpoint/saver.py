@@ -251,7 +251,7 @@ class CheckpointSaver:
         if osp.isdir(folder):  # an unmounted drive must not be replaced by a new folder
             with suppress(OSError):  # the writer reports the error
                 os.makedirs(osp.join(folder, osp.dirname(filename)), exist_ok=True)
-        content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
+        content = checkpoint_of(self._runner, **options)
         self._open.files.append((path, content))
 
     def remove(self, path: str) -> None:

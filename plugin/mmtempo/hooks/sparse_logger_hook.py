@@ -10,7 +10,6 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import LoggerHook
 from mmengine.registry import HOOKS
 
-from mmtempo.checkpoint.content import leaves_late_parts
 from mmtempo.checkpoint.weights_check import is_copied_now
 from mmtempo.logging.eta import RemainingTime
 from mmtempo.logging.guarded_scalars import GuardedScalars
@@ -128,7 +127,6 @@ class SparseLoggerHook(LoggerHook):
         write = super().after_test_epoch
         self._guard_of(runner).write(lambda: write(runner, metrics))
 
-    @leaves_late_parts
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=not is_copied_now(runner))
         if not self._is_evaluating:  # there it is part of the cost of the evaluation
