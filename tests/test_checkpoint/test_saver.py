@@ -131,11 +131,11 @@ def saving() -> tuple[CheckpointSaver, Any]:
     return CheckpointSaver(hook, runner, lambda: None), hub
 
 
-def test_error_in_a_batch_restores_hook_and_hub() -> None:
+def test_error_in_a_group_restores_hook_and_hub() -> None:
     one, hub = saving()
 
     def add_and_fail() -> None:
-        with one.batch():
+        with one.group():
             one._hook.keep_ckpt_ids.append(3)
             hub.update_info('best_score', 0.9)
             hub.update_info('best_ckpt', 'x')
@@ -175,9 +175,9 @@ def test_failed_saves_of_two_hooks_restore_their_own_entries(order: tuple[int, .
     one.close()
 
 
-def test_batch_without_files_is_not_saved(calls: list) -> None:
+def test_group_without_files_is_not_saved(calls: list) -> None:
     one, _ = saving()
-    with one.batch(), one.batch():
+    with one.group(), one.group():
         pass
     one.wait(is_last=True)
     assert calls == []

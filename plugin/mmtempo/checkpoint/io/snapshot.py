@@ -43,12 +43,12 @@ class Snapshot:
 
     ::
 
-        take(trees)   copies all but the late tensors; returns the trees with the copies
-        finish()      in another thread: copies the late tensors, or waits for the device's copies
-        fence()       before the late tensors change: returns when they are copied
+        take(trees)     copies all but the late tensors; returns the trees with the copies
+        finish()        in another thread: copies the late tensors, or waits for the device
+        await_copies()  before the late tensors change: returns when they are copied
 
-    The copies of a device run on a side stream: `take` and `fence` make the device wait, never
-    the host.
+    The copies of a device run on a side stream: `take` and `await_copies` make the device wait,
+    never the host.
 
     Args:
         buffer: Buffer that the tensors are copied to.
@@ -74,7 +74,7 @@ class Snapshot:
 
         Args:
             trees: Nested dicts, lists and tuples of tensors and of values that can be copied.
-            late: Addresses (`data_ptr`) of tensors that do not change before the next fence.
+            late: Addresses (`data_ptr`) of tensors that do not change before `await_copies`.
                 Defaults to ().
         """
         frozen, freezer = self._freeze(trees)
@@ -93,7 +93,7 @@ class Snapshot:
                 stream = self._streams.get(device)
                 if stream is None:
                     stream = self._streams[device] = SideStream(device)
-                stream.hold(stream.copy(first))
+                stream.make_current_wait(stream.copy(first))
                 self._events.append((stream, stream.copy(last)))
                 watched += [source for _, source in last]
             elif device.type == 'cpu' and len(by_device) == 1:
@@ -101,7 +101,7 @@ class Snapshot:
                 self._late = last
                 watched += [source for _, source in last]
             else:
-                # Copied at once: with a device, the fence does not wait for copies of host tensors
+                # Copied at once: with a device, `await_copies` does not wait for host tensors
                 # (which are few, as Adam's step counts), and MPS has no asynchronous copies.
                 for target, source in first + last:
                     target.copy_(source)
@@ -117,8 +117,8 @@ class Snapshot:
                 _copy(self._late)
             for parent, key, deferred in self._deferred:
                 parent[key] = copy.deepcopy(deferred.make())
-            for stream, event in self._events:
-                stream.wait(event)
+            for _, event in self._events:
+                event.synchronize()
             if self._is_torn():
                 raise TornError('parameters were changed by the forward or backward pass')
         finally:
@@ -127,24 +127,24 @@ class Snapshot:
 
     @property
     def is_copied(self) -> bool:
-        """Whether everything is copied, so that a fence would not wait."""
+        """Whether everything is copied, so that `await_copies` would not wait."""
         return self._copied.is_set()
 
-    def fence(self) -> float:
+    def await_copies(self) -> float:
         """Make later changes wait for the copies; return the seconds for which the host waited."""
         if self.is_copied:
             return 0.0
         if self._events:
             self._is_torn()  # check now: the device makes later changes wait for the copies
             for stream, event in self._events:
-                stream.hold(event)
+                stream.make_current_wait(event)
             return 0.0
         start = time.perf_counter()
         self._copied.wait()
         return time.perf_counter() - start
 
     def _is_torn(self) -> bool:
-        """Return whether a late tensor changed before the first fence or the end of the copies."""
+        """Return whether a late tensor changed before `await_copies` or the end of the copies."""
         with self._lock:
             if self._torn is None:
                 self._torn = any(tensor._version != version for tensor, version in self._versions)
