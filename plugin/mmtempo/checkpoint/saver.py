@@ -36,36 +36,20 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be saved, and the training must not continue as if it were."""
 
 
-class DeferredRemovals:
-    """File backend that leaves removals to a save, since stock removes files before it saves.
+class Replacing:
+    """Proxy of an object of stock with some of its methods replaced.
 
     Args:
-        backend: File backend for all other operations.
-        remove: Function that is called with the path of each file or folder to remove.
+        target: The object that all other attributes are read from.
+        methods: The methods that replace those of `target`, by name.
     """
 
-    def __init__(self, backend: Any, remove: Callable[[str], None]) -> None:
-        self._backend = backend
-        self.remove = self.rmtree = remove
+    def __init__(self, target: Any, **methods: Callable[..., None]) -> None:
+        self._target = target
+        vars(self).update(methods)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-
-class SavingRunner:
-    """Proxy of a runner whose `save_checkpoint` is another function.
-
-    Args:
-        runner: The runner that all other attributes are read from.
-        save: Function that replaces `Runner.save_checkpoint`.
-    """
-
-    def __init__(self, runner: Any, save: Callable[..., None]) -> None:
-        self._runner = runner
-        self.save_checkpoint = save
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+        return getattr(self._target, name)
 
 
 class _HookState:

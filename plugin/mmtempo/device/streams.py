@@ -109,8 +109,8 @@ class SideStream:
         """Reference `content` until this stream has read it; return the event of that moment.
 
         Host memory that is not from torch's allocator has no other protection from being
-        overwritten. The event is valid until `make_current_wait` was called with it and `release` after that;
-        then it is reused.
+        overwritten. The event is valid until `make_current_wait` was called with it and `release`
+        after that; then it is reused.
         """
         event = self._events.pop() if self._events else self._new_event()
         event.record(self._stream)

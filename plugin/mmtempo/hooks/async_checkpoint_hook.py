@@ -15,17 +15,14 @@ from mmengine.runner import Runner
 from mmtempo.checkpoint import directory as folder
 from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
 from mmtempo.checkpoint.loading import register_safe_downloads
-from mmtempo.checkpoint.resume import MARKER
-from mmtempo.checkpoint.saver import CheckpointSaver, DeferredRemovals, SavingRunner
+from mmtempo.checkpoint.resume import INTERRUPTED, MARKER
+from mmtempo.checkpoint.saver import CheckpointSaver, Replacing
 from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs
 from mmtempo.checkpoint.weights_check import WeightsCheck
 from mmtempo.evaluation.owed_evaluation import is_owed
 from mmtempo.policies.resume import fit_to_policy
 from mmtempo.system.folder_lock import FolderLock
 from mmtempo.utils.checks import is_number
-
-# A checkpoint within an epoch; the names of the others count completed epochs or iterations.
-INTERRUPTED = 'interrupted.pth'
 
 
 @HOOKS.register_module()
@@ -325,11 +322,13 @@ class AsyncCheckpointHook(CheckpointHook):
         if self._saver is None or not self.save_best:
             super()._save_best_checkpoint(runner, metrics)
             return
-        backend = self.file_backend
-        self.file_backend = DeferredRemovals(backend, self._saver.remove)
+        saver, backend = self._saver, self.file_backend
+        # Stock removes the earlier file before it saves.
+        self.file_backend = Replacing(backend, remove=saver.remove, rmtree=saver.remove)
         try:
-            with self._saver.group():
-                super()._save_best_checkpoint(SavingRunner(runner, self._saver.add), metrics)
+            with saver.group():
+                runner = Replacing(runner, save_checkpoint=saver.add)
+                super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
         self._wait_for_readers()

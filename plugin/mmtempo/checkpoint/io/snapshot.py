@@ -169,7 +169,7 @@ class _Freezer:
 
     def __init__(self, buffer: HostBuffer) -> None:
         self._buffer = buffer
-        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._seen: dict[tuple, Tensor] = {}
         self.copies: list[tuple[Tensor, Tensor]] = []
         self.deferred: list[tuple[dict, Any, Deferred]] = []
 
@@ -208,23 +208,12 @@ class _Freezer:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay tied, and a tensor in several files is copied once.
         address = tensor.data_ptr()
-        at_address = self._seen.setdefault(address, [])
-        for other, target in at_address:
-            if _is_same(other, tensor):
-                return target
-        target = self._buffer.allocate_like(tensor)
-        at_address.append((tensor, target))
-        if address:
-            self.copies.append((target, tensor))
-        return target
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors at the same address are the same tensor."""
-    return (
-        all(getattr(one, name) == getattr(other, name) for name in ('shape', 'dtype', 'device'))
-        and one.stride() == other.stride()
-    )
+        key = tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
+        if key not in self._seen:
+            self._seen[key] = self._buffer.allocate_like(tensor)
+            if address:
+                self.copies.append((self._seen[key], tensor))
+        return self._seen[key]
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:

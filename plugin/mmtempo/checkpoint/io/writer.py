@@ -337,10 +337,8 @@ class _WriterThread:
                 self._remove_leftovers([*save.paths, *(job['marker'] or ())[:1]])
             finally:
                 self._working = None
-        if self._is_abandoned:
+        if self._is_abandoned or save.is_done:
             raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
-        if save.is_done:
-            raise WriterDied(f'the writer process {self._why_none} after the save was given up')
         save.fallback = self._why_none
         save.report(0)
         return writer_process.do(job, self._buffer.memory, save.report)
