@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import mmengine
-import torch
 from mmengine.hooks import EMAHook
 from mmengine.utils import get_git_hash
 
@@ -24,8 +23,8 @@ def checkpoint_of(
 ) -> dict:
     """Return the content of a checkpoint, with the live tensors on their devices.
 
-    The log histories are `Deferred`: they are copies, but their last values may be on their way
-    from the device, and the training's thread must not wait for these.
+    The optimizer's state is `Deferred`, because only an update changes it. So are the histories:
+    they are copies, but their last values may be on their way from the device.
 
     Args:
         runner: The runner to save.
@@ -61,11 +60,14 @@ def checkpoint_of(
     elif save_param_scheduler:
         checkpoint['param_schedulers'] = _states_of(runner.param_schedulers)
     runner.call_hook('before_save_checkpoint', checkpoint=checkpoint)
-    # After the hooks, because those of users find histories, and may remove them.
+    # After the hooks, because those of users find plain values, and may remove them.
+    if 'optimizer' in checkpoint:
+        optimizer = checkpoint['optimizer']
+        checkpoint['optimizer'] = Deferred(lambda: optimizer)
     hub = checkpoint.get('message_hub', {})
     if 'log_scalars' in hub:
         copies = hub['log_scalars']
-        hub['log_scalars'] = Deferred(lambda: copies)
+        hub['log_scalars'] = Deferred(lambda: copies, is_of_host=True)
     return checkpoint
 
 
@@ -78,21 +80,16 @@ def _states_of(schedulers: Any) -> Any:
 def changed_by_updates(runner: Any) -> set[int]:
     """Return the addresses of tensors that only an update changes: a snapshot may copy them late.
 
-    These are the trained parameters, their averages and the optimizer's state. Buffers and
-    parameters without a gradient are left out: a forward pass may change them, as that of a
-    momentum encoder does.
+    These are the trained parameters and their averages. Buffers and parameters without a gradient
+    are left out: a forward pass may change them, as that of a momentum encoder does.
     """
-    late = set()
-    for optimizer in optimizers_of(runner):
-        for group in optimizer.param_groups:
-            late.update(one.data_ptr() for one in group['params'] if one.requires_grad)
-        for state in optimizer.state.values():
-            values = state.values() if isinstance(state, dict) else ()
-            late.update(
-                value.data_ptr()
-                for value in values
-                if type(value) is torch.Tensor and value.layout is torch.strided
-            )
+    late = {
+        parameter.data_ptr()
+        for optimizer in optimizers_of(runner)
+        for group in optimizer.param_groups
+        for parameter in group['params']
+        if parameter.requires_grad
+    }
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
             late.update(parameter.data_ptr() for parameter in hook.ema_model.parameters())

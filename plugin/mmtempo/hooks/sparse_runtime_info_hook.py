@@ -170,7 +170,7 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         is_late = is_copied and not any(
             has_user_code(hook, 'before_save_checkpoint') for hook in runner.hooks
         )
-        hub['runtime_info'][TOTALS] = Deferred(totals) if is_late else totals()
+        hub['runtime_info'][TOTALS] = Deferred(totals, is_of_host=True) if is_late else totals()
 
     def _before_save(self, runner: Any) -> None:
         """Read and judge the weights, unless all savers judge their copies."""

@@ -294,7 +294,7 @@ def test_host_does_not_wait_for_a_device(buffer: HostBuffer, calls: list) -> Non
     assert [step for step in calls if step[0] == 'stream'] == [('stream', 'cuda:0')]
 
 
-def test_deferred_values_are_made_in_the_writer_thread(buffer: HostBuffer, calls: list) -> None:
+def test_host_values_are_made_late_with_a_device_too(buffer: HostBuffer, calls: list) -> None:
     """`make` may wait for a copy from the device, and `take` must not."""
     made: list[str] = []
 
@@ -303,7 +303,7 @@ def test_deferred_values_are_made_in_the_writer_thread(buffer: HostBuffer, calls
         return [1, 2]
 
     snapshot = Snapshot(buffer)
-    content = dict(weight=on('cuda:0', 1), history=Deferred(make), after=3)
+    content = dict(weight=on('cuda:0', 1), history=Deferred(make, is_of_host=True), after=3)
     for _ in range(2):  # the first snapshot reserves the memory
         made.clear()
         [frozen] = snapshot.take([content])
@@ -345,6 +345,57 @@ def test_device_without_asynchronous_copies_is_copied_at_once(
     assert frozen[0].tolist() == [1.0] * 3
     snapshot.finish()
     assert calls == []
+
+
+def test_deferred_values_are_traversed_late(buffer: HostBuffer) -> None:
+    """So that items added before the fence are part of the snapshot."""
+    snapshot = Snapshot(buffer)
+    for turn in range(2):
+        state = {0: {'step': torch.tensor(1.0), 'avg': torch.ones(40)}}
+        tied = torch.full((40,), 3.0)
+        content = dict(
+            a=tied, state=Deferred(lambda state=state: state), b=Deferred(lambda tied=tied: tied)
+        )
+        content['groups'] = [dict(lr=0.1)]
+        [frozen] = snapshot.take([content], {torch.ones(1).data_ptr()})
+        assert list(frozen) == ['a', 'state', 'b', 'groups']
+        state[0]['more'] = torch.zeros(5000)
+        in_thread(snapshot.finish)
+        state[0]['avg'].zero_()
+        state[0]['more'].add_(1)
+        state[1] = {}
+        tied.zero_()
+        assert list(frozen) == ['a', 'state', 'b', 'groups']
+        assert same(frozen['state'][0]['avg'], torch.ones(40))
+        assert same(frozen['state'][0]['more'], torch.zeros(5000))
+        assert list(frozen['state']) == [0]
+        assert frozen['b'] is frozen['a']
+        assert same(frozen['a'], torch.full((40,), 3.0))
+        inside = buffer.offset(frozen['state'][0]['more'].data_ptr(), 20000) is not None
+        assert inside == (turn > 0)  # the first snapshot reserved no memory for it
+
+
+def test_deferred_values_are_copied_at_once_without_late_tensors(buffer: HostBuffer) -> None:
+    """As where hooks may change the optimizer's state right after a save."""
+    snapshot = Snapshot(buffer)
+    state = dict(avg=torch.ones(40))
+    [frozen] = snapshot.take([dict(state=Deferred(lambda: state))])
+    state['avg'].zero_()
+    snapshot.finish()
+    assert same(frozen['state']['avg'], torch.ones(40))
+
+
+def test_deferred_values_of_a_device_are_traversed_at_once(calls: list) -> None:
+    """The training starts their copies, after the copies that the device waits for at once."""
+    buffer = HostBuffer('mps')  # for any device; it is not accessed
+    snapshot = Snapshot(buffer)
+    content = dict(state=Deferred(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
+    [frozen] = snapshot.take([content], {torch.ones(1).data_ptr()})
+    assert [step[2] for step in calls if step[0] == 'copy'] == [[2.0], [1.0]]
+    assert torch.equal(frozen['buffer'], torch.zeros(3))  # not copied yet
+    snapshot.finish()
+    snapshot.await_copies()
+    buffer.close()
 
 
 @pytest.mark.parametrize('fenced', [False, True])

@@ -25,17 +25,19 @@ class TornError(RuntimeError):
 
 
 class Deferred:
-    """A value in a dict of a tree that is made in `Snapshot.finish`.
+    """A value in a dict of a tree which, with all it contains, is copied in `Snapshot.finish`.
 
-    For a value that may be on its way from a device: the training's thread must not wait for it.
+    It does not change before `Snapshot.await_copies`. With a device it is copied in
+    `Snapshot.take`, because the training's thread must start the copies of its tensors.
 
     Args:
-        make: Function that returns the value, which is then copied. It contains no tensors, and
-            references nothing that the training changes.
+        make: Function that returns the value.
+        is_of_host: Whether the value contains nothing from a device. Then it is always made in
+            `finish`, so that `make` may wait there for a copy to the host. Defaults to False.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[], Any], is_of_host: bool = False) -> None:
+        self.make, self.is_of_host = make, is_of_host
 
 
 class Snapshot:
@@ -62,7 +64,8 @@ class Snapshot:
         self._versions: list[tuple[Tensor, int]] = []
         self._torn: bool | None = None  # None until it is determined
         self._lock = threading.Lock()
-        self._deferred: list[tuple[dict, Any, Deferred]] = []  # dict, key and value
+        self._freezer = _Freezer(buffer, (), defers=False)
+        self._needed = 0
         self._streams: dict[torch.device, SideStream] = {}
         self._events: list[tuple[SideStream, Any]] = []
 
@@ -75,19 +78,20 @@ class Snapshot:
         Args:
             trees: Nested dicts, lists and tuples of tensors and of values that can be copied.
             late: Addresses (`data_ptr`) of tensors that do not change before `await_copies`.
+                Without any, deferred values are copied at once, unless they are of the host.
                 Defaults to ().
         """
-        frozen, freezer = self._freeze(trees)
-        if self._buffer.requested > self._buffer.size:
-            self._buffer.reserve(self._buffer.requested)
-            frozen, freezer = self._freeze(trees)
-        self._deferred = freezer.deferred
+        defers = self._buffer.copies_from_host and bool(late)
+        frozen = self._freeze(trees, late, defers)
+        if max(self._buffer.requested, self._needed) > self._buffer.size:
+            self._freeze(trees, late, defers=False)  # count the deferred values as well
+            self._buffer.reserve(max(self._buffer.requested, self._needed))
+            frozen = self._freeze(trees, late, defers)
         by_device: dict[torch.device, tuple[list, list]] = {}
-        for target, source in freezer.copies:
-            is_late = source.data_ptr() in late
+        for is_late, target, source in self._freezer.take_copies():
             by_device.setdefault(source.device, ([], []))[is_late].append((target, source))
         self._late, self._events = [], []
-        watched: list[Tensor] = []
+        watched = self._freezer.deferred_tensors()
         for device, (first, last) in by_device.items():
             if device.type not in WITHOUT_PINNING:
                 stream = self._streams.get(device)
@@ -114,15 +118,15 @@ class Snapshot:
         """Copy the late tensors, or wait for the device's copies; called by the writer thread."""
         try:
             with torch.no_grad():
-                _copy(self._late)
-            for parent, key, deferred in self._deferred:
-                parent[key] = copy.deepcopy(deferred.make())
+                _copy(self._late + [pair[1:] for pair in self._freezer.freeze_deferred()])
+            self._needed = self._buffer.requested
             for _, event in self._events:
                 event.synchronize()
             if self._is_torn():
                 raise TornError('parameters were changed by the forward or backward pass')
         finally:
-            self._late, self._versions, self._deferred = [], [], []
+            self._late, self._versions = [], []
+            self._freezer.clear()
             self._copied.set()
 
     @property
@@ -150,10 +154,10 @@ class Snapshot:
                 self._torn = any(tensor._version != version for tensor, version in self._versions)
             return self._torn
 
-    def _freeze(self, trees: list[Any]) -> tuple[list[Any], _Freezer]:
+    def _freeze(self, trees: list[Any], late: Collection[int], defers: bool) -> list[Any]:
         self._buffer.clear()
-        freezer = _Freezer(self._buffer)
-        return [freezer.freeze(tree) for tree in trees], freezer
+        self._freezer = _Freezer(self._buffer, late, defers)
+        return [self._freezer.freeze(tree) for tree in trees]
 
 
 class _Freezer:
@@ -161,17 +165,16 @@ class _Freezer:
 
     Args:
         buffer: Buffer that the tensors are allocated in.
-
-    Attributes:
-        copies: Target and source of each copy that is to be made.
-        deferred: Dict, key and value of each `Deferred`.
+        late: Addresses of tensors that do not change before `await_copies`.
+        defers: Whether late tensors and deferred values are left out until `freeze_deferred`.
     """
 
-    def __init__(self, buffer: HostBuffer) -> None:
-        self._buffer = buffer
-        self._seen: dict[tuple, Tensor] = {}
-        self.copies: list[tuple[Tensor, Tensor]] = []
-        self.deferred: list[tuple[dict, Any, Deferred]] = []
+    def __init__(self, buffer: HostBuffer, late: Collection[int], defers: bool) -> None:
+        self._buffer, self._late, self._defers = buffer, late, defers
+        self._is_late = self._is_last = False
+        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._deferred: list[tuple[dict, Any, Any]] = []  # parent, key and value
+        self._copies: list[tuple[bool, Tensor, Tensor]] = []
 
     def freeze(self, value: Any) -> Any:
         """Return a copy of a value; the content of its tensors is still to be copied."""
@@ -190,30 +193,78 @@ class _Freezer:
             ordered: OrderedDict = self._fill(OrderedDict(), value)
             self._fill(vars(ordered), vars(value))  # `_metadata` of a state_dict
             return ordered
+        if kind is Deferred:
+            return self._freeze_now(value)
         return copy.deepcopy(value)
 
     def _fill(self, frozen: Any, value: dict) -> Any:
         for key, item in value.items():
             if type(item) in ATOMS:
                 frozen[key] = item
-            elif type(item) is Deferred:
-                self.deferred.append((frozen, key, item))
+            elif self._is_deferred(item):
+                self._deferred.append((frozen, key, item))
                 frozen[key] = None  # keeps the order of the keys
             else:
                 frozen[key] = self.freeze(item)
         return frozen
+
+    def _is_deferred(self, item: Any) -> bool:
+        if type(item) is Deferred:
+            return self._defers or item.is_of_host
+        is_strided = self._defers and type(item) is Tensor and item.layout is torch.strided
+        return is_strided and item.data_ptr() in self._late
+
+    def deferred_tensors(self) -> list[Tensor]:
+        """Return the tensors that were left out, but for those in a `Deferred` not yet made."""
+        return [value for _, _, value in self._deferred if type(value) is not Deferred]
+
+    def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
+        """Return and forget the copies to be made: whether it is late, target and source."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def freeze_deferred(self) -> list[tuple[bool, Tensor, Tensor]]:
+        """Fill in what was left out; return the copies to be made for it."""
+        self._defers, self._is_last = False, True
+        for parent, key, value in self._deferred:
+            parent[key] = self.freeze(value)
+        return self.take_copies()
+
+    def _freeze_now(self, value: Deferred) -> Any:
+        self._is_late = bool(self._late)
+        frozen = self.freeze(value.make())
+        self._is_late = False
+        return frozen
+
+    def clear(self) -> None:
+        """Release the training's tensors."""
+        self._seen, self._deferred, self._copies = {}, [], []
 
     def _allocate(self, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay tied, and a tensor in several files is copied once.
         address = tensor.data_ptr()
-        key = tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
-        if key not in self._seen:
-            self._seen[key] = self._buffer.allocate_like(tensor)
-            if address:
-                self.copies.append((self._seen[key], tensor))
-        return self._seen[key]
+        at_address = self._seen.setdefault(address, [])
+        for other, target in at_address:
+            if _is_same(other, tensor):
+                return target
+        target = self._buffer.allocate_like(tensor)
+        if target is tensor and self._is_last:
+            # The deferred values have grown: `reserve` makes room for them in the next snapshot.
+            target = torch.empty_like(tensor, device='cpu')
+        at_address.append((tensor, target))
+        if address:
+            self._copies.append((self._is_late or address in self._late, target, tensor))
+        return target
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors at the same address are the same tensor."""
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in ('shape', 'dtype', 'device'))
+        and one.stride() == other.stride()
+    )
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
