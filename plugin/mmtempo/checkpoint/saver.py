@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import os.path as osp
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -62,7 +62,7 @@ class _HookState:
 
     def __init__(self, hook: Any, hub: Any) -> None:
         self._hook, self._hub = weakref.ref(hook), hub  # this may outlive a failed training
-        self._attributes = {name: _copy_of(value) for name, value in self._attributes_of(hook)}
+        self._attributes = {name: copy.copy(value) for name, value in self._attributes_of(hook)}
         self._infos = self._infos_of(hub)
         self._set: dict[str, Any] | None = None
         self._all.add(self)
@@ -100,12 +100,6 @@ class _HookState:
                     infos[key] = self._infos[key]
                 else:
                     del infos[key]
-
-
-def _copy_of(value: Any) -> Any:
-    if isinstance(value, deque):
-        return deque(value, value.maxlen)
-    return dict(value) if isinstance(value, dict) else value
 
 
 class _FileGroup:

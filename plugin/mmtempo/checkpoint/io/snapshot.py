@@ -88,10 +88,11 @@ class Snapshot:
             self._buffer.reserve(max(self._buffer.requested, self._needed))
             frozen = self._freeze(trees, late, defers)
         by_device: dict[torch.device, tuple[list, list]] = {}
-        for is_late, target, source in self._freezer.take_copies():
+        for is_late, target, source in self._freezer.copies:
             by_device.setdefault(source.device, ([], []))[is_late].append((target, source))
         self._late, self._events = [], []
-        watched = self._freezer.deferred_tensors()
+        left_out = [value for _, _, value in self._freezer.deferred]
+        watched = [value for value in left_out if type(value) is not Deferred]
         for device, (first, last) in by_device.items():
             if device.type not in WITHOUT_PINNING:
                 stream = self._streams.get(device)
@@ -118,7 +119,7 @@ class Snapshot:
         """Copy the late tensors, or wait for the device's copies; called by the writer thread."""
         try:
             with torch.no_grad():
-                _copy(self._late + [pair[1:] for pair in self._freezer.freeze_deferred()])
+                _copy(self._late + self._freezer.freeze_deferred())
             self._needed = self._buffer.requested
             for _, event in self._events:
                 event.synchronize()
@@ -126,7 +127,7 @@ class Snapshot:
                 raise TornError('parameters were changed by the forward or backward pass')
         finally:
             self._late, self._versions = [], []
-            self._freezer.clear()
+            self._freezer = _Freezer(self._buffer, (), defers=False)  # releases the tensors
             self._copied.set()
 
     @property
@@ -167,14 +168,18 @@ class _Freezer:
         buffer: Buffer that the tensors are allocated in.
         late: Addresses of tensors that do not change before `await_copies`.
         defers: Whether late tensors and deferred values are left out until `freeze_deferred`.
+
+    Attributes:
+        deferred: Dict, key and value of what was left out.
+        copies: Whether it is late, target and source of each copy to be made.
     """
 
     def __init__(self, buffer: HostBuffer, late: Collection[int], defers: bool) -> None:
         self._buffer, self._late, self._defers = buffer, late, defers
         self._is_late = self._is_last = False
-        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._deferred: list[tuple[dict, Any, Any]] = []  # parent, key and value
-        self._copies: list[tuple[bool, Tensor, Tensor]] = []
+        self._seen: dict[tuple, Tensor] = {}
+        self.deferred: list[tuple[dict, Any, Any]] = []
+        self.copies: list[tuple[bool, Tensor, Tensor]] = []
 
     def freeze(self, value: Any) -> Any:
         """Return a copy of a value; the content of its tensors is still to be copied."""
@@ -194,7 +199,10 @@ class _Freezer:
             self._fill(vars(ordered), vars(value))  # `_metadata` of a state_dict
             return ordered
         if kind is Deferred:
-            return self._freeze_now(value)
+            self._is_late = bool(self._late)
+            frozen = self.freeze(value.make())
+            self._is_late = False
+            return frozen
         return copy.deepcopy(value)
 
     def _fill(self, frozen: Any, value: dict) -> Any:
@@ -202,7 +210,7 @@ class _Freezer:
             if type(item) in ATOMS:
                 frozen[key] = item
             elif self._is_deferred(item):
-                self._deferred.append((frozen, key, item))
+                self.deferred.append((frozen, key, item))
                 frozen[key] = None  # keeps the order of the keys
             else:
                 frozen[key] = self.freeze(item)
@@ -214,57 +222,29 @@ class _Freezer:
         is_strided = self._defers and type(item) is Tensor and item.layout is torch.strided
         return is_strided and item.data_ptr() in self._late
 
-    def deferred_tensors(self) -> list[Tensor]:
-        """Return the tensors that were left out, but for those in a `Deferred` not yet made."""
-        return [value for _, _, value in self._deferred if type(value) is not Deferred]
-
-    def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
-        """Return and forget the copies to be made: whether it is late, target and source."""
-        copies, self._copies = self._copies, []
-        return copies
-
-    def freeze_deferred(self) -> list[tuple[bool, Tensor, Tensor]]:
-        """Fill in what was left out; return the copies to be made for it."""
-        self._defers, self._is_last = False, True
-        for parent, key, value in self._deferred:
+    def freeze_deferred(self) -> list[tuple[Tensor, Tensor]]:
+        """Fill in what was left out; return target and source of each copy to be made for it."""
+        self._defers, self._is_last, self.copies = False, True, []
+        for parent, key, value in self.deferred:
             parent[key] = self.freeze(value)
-        return self.take_copies()
-
-    def _freeze_now(self, value: Deferred) -> Any:
-        self._is_late = bool(self._late)
-        frozen = self.freeze(value.make())
-        self._is_late = False
-        return frozen
-
-    def clear(self) -> None:
-        """Release the training's tensors."""
-        self._seen, self._deferred, self._copies = {}, [], []
+        return [(target, source) for _, target, source in self.copies]
 
     def _allocate(self, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay tied, and a tensor in several files is copied once.
         address = tensor.data_ptr()
-        at_address = self._seen.setdefault(address, [])
-        for other, target in at_address:
-            if _is_same(other, tensor):
-                return target
+        key = tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
+        if key in self._seen:
+            return self._seen[key]
         target = self._buffer.allocate_like(tensor)
         if target is tensor and self._is_last:
             # The deferred values have grown: `reserve` makes room for them in the next snapshot.
             target = torch.empty_like(tensor, device='cpu')
-        at_address.append((tensor, target))
+        self._seen[key] = target
         if address:
-            self._copies.append((self._is_late or address in self._late, target, tensor))
+            self.copies.append((self._is_late or address in self._late, target, tensor))
         return target
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors at the same address are the same tensor."""
-    return (
-        all(getattr(one, name) == getattr(other, name) for name in ('shape', 'dtype', 'device'))
-        and one.stride() == other.stride()
-    )
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
