@@ -88,11 +88,8 @@ def measure_loader(quick: bool) -> Report:
 
 def _measure_speed(report: Report, plan: Plan, root: str) -> None:
     works: dict[str, Callable[[], Any]] = {}
-    missing = sorted(name for name in plan.others if not ARMS[name].is_there)
     for suffix in SUFFIXES:
         for name in (*OURS, *plan.others):
-            if name in missing:
-                continue
             source = Source(ARMS[name], root, suffix)
             for workers in plan.workers if name in OURS else plan.workers[-1:]:
                 run = partial(run_round, source, workers, plan.lead, plan.count_of(name))
@@ -119,8 +116,6 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
     report.notes.append(
         f'png: ours uses zlib-ng and {decoder}, stock OpenCV (images) and Pillow (maps)'
     )
-    if missing:
-        report.notes.append(f'not installed, so not measured: {", ".join(missing)}')
 
 
 def _title(suffix: str, workers: int, name: str) -> str:
@@ -169,8 +164,7 @@ def _timings(rounds: list[dict[str, Window]], title: str) -> tuple[Timing, Timin
 
 def _measure_starts(report: Report, plan: Plan, root: str) -> None:
     workers = plan.workers[-1]
-    names = [STOCK, FILLING, UNCACHED]
-    names += [name for name in plan.others if ARMS[name].needs and ARMS[name].is_there]
+    names = (STOCK, FILLING, UNCACHED)
     works: dict[str, Callable[[], Any]] = {
         name: partial(time_start, Source(ARMS[name], root, 'jpg'), workers) for name in names
     }
