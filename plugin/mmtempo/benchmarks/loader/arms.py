@@ -83,9 +83,6 @@ ARMS = {
     UNCACHED: Arm('mmtempo', 'fused'),
     WARM: Arm('mmtempo', 'fast', 'all'),
     ROUNDED: Arm('mmtempo', 'rounded', 'all'),
-    'stock + our transforms': Arm('mmengine', 'fused'),
-    'stock + our loader': Arm('mmtempo', 'stock'),
-    'stock + our cache, warm': Arm('mmengine', 'stock', 'all'),
 }
 
 

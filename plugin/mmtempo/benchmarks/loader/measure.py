@@ -27,8 +27,6 @@ MIN_WARM = {('jpg', WARM): 5.0, ('png', ROUNDED): 10.0}
 MAX_COLD_CPU = 1 / 1.3
 MAX_BEV_BYTES = 1 / 3
 MAX_BEV_SEGMENTS = 4
-OURS = (STOCK, FILLING, UNCACHED, WARM, ROUNDED)
-OTHERS = tuple(name for name in ARMS if name not in OURS)
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class Plan:
     Attributes:
         pictures: Number of images, which is an epoch.
         workers: Numbers of workers.
-        others: Keys of `ARMS` that are measured in addition to `OURS`, with the last number of
-            workers only.
         rounds: Number of rounds that count.
         lead: Number of batches at the start of each round that do not count.
         count: Numbers of batches that count: without, and with a warm cache.
@@ -50,7 +46,6 @@ class Plan:
 
     pictures: int
     workers: list[int]
-    others: tuple[str, ...]
     rounds: int
     lead: int
     count: tuple[int, int]
@@ -64,8 +59,8 @@ class Plan:
 
 
 # Lead, count and prefetched batches stay within one epoch: the next would find a full cache.
-QUICK = Plan(40, [2], (), 3, 2, (6, 24), 3, [1, 8])
-FULL = Plan(96, [0, 1, 2], OTHERS, 7, 6, (14, 60), 7, [1, 2, 4, 8])
+QUICK = Plan(40, [2], 3, 2, (6, 24), 3, [1, 8])
+FULL = Plan(96, [0, 1, 2], 7, 6, (14, 60), 7, [1, 2, 4, 8])
 
 
 def measure_loader(quick: bool) -> Report:
@@ -89,9 +84,9 @@ def measure_loader(quick: bool) -> Report:
 def _measure_speed(report: Report, plan: Plan, root: str) -> None:
     works: dict[str, Callable[[], Any]] = {}
     for suffix in SUFFIXES:
-        for name in (*OURS, *plan.others):
-            source = Source(ARMS[name], root, suffix)
-            for workers in plan.workers if name in OURS else plan.workers[-1:]:
+        for name, arm in ARMS.items():
+            source = Source(arm, root, suffix)
+            for workers in plan.workers:
                 run = partial(run_round, source, workers, plan.lead, plan.count_of(name))
                 works[_title(suffix, workers, name)] = run
     taken = take_rounds(works, 1 + plan.rounds, random.Random(0))[1:]
@@ -130,8 +125,6 @@ def _add_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, W
         stock = _timings(rounds, _title(suffix, workers, STOCK))
         for name in ARMS:
             title = _title(suffix, workers, name)
-            if title not in rounds[0]:
-                continue
             seconds, cpu = _timings(rounds, title)
             faster = ratio(stock[0], seconds)
             rates = Timing([1 / each for each in seconds.seconds])
