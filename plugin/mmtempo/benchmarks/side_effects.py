@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rich.table import Table
-
-from .harness import Report, Timing, add_columns
+from .harness import Report, Timing, take_rounds
 
 # Bars.
 MAX_RATIO = 1.02
@@ -54,20 +52,20 @@ class Effect:
         return statistics.median(self.after) / statistics.median(self.before)
 
 
-def run_part(part: str, steps: int, folder: str, *options: str) -> Effect:
+def run_part(part: str, steps: int, *options: str) -> Effect:
     """Measure a part in a fresh process.
 
     Args:
         part: Key of `side_effects_run.PARTS`.
         steps: Number of steps before its work, and after it.
-        folder: Folder for its files.
         options: Further arguments of `side_effects_run`.
     """
-    module = 'mmtempo.benchmarks.side_effects_run'
-    command = [sys.executable, '-m', module, part, '--steps', str(steps), '--folder', folder]
-    result = subprocess.run(
-        [*command, *options], capture_output=True, text=True, env=os.environ | ENVIRONMENT
-    )
+    command = [sys.executable, '-m', 'mmtempo.benchmarks.side_effects_run', part, *options]
+    # Not in /tmp, which may be in memory.
+    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as folder:
+        command += ['--steps', str(steps), '--folder', folder]
+        env = os.environ | ENVIRONMENT
+        result = subprocess.run(command, capture_output=True, text=True, env=env)
     if result.returncode:
         raise RuntimeError(f'{command} failed: {result.stderr.strip()}')
     found = json.loads(result.stdout.splitlines()[-1])
@@ -97,14 +95,9 @@ def measure_side_effects(
     Returns:
         The effects of each part in the order of the rounds.
     """
-    extent, order = 'quick' if quick else 'full', random.Random(0)
-    found: dict[str, list[Effect]] = {part: [] for part in parts}
-    # Not in /tmp, which may be in memory.
-    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as root:
-        for _ in range(REPEATS[extent]):
-            for part in order.sample(parts, len(parts)):
-                with tempfile.TemporaryDirectory(dir=root) as folder:
-                    found[part].append(run_part(part, STEPS[extent], folder, *options))
+    extent = 'quick' if quick else 'full'
+    works = {part: partial(run_part, part, STEPS[extent], *options) for part in parts}
+    found: dict[str, list[Effect]] = take_rounds(works, REPEATS[extent])
     _add_table(report, found)
     for part in judged:
         _add_checks(report, part, found[part])
@@ -120,9 +113,8 @@ def measure_side_effects(
 
 
 def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
-    table = Table(title='a step before and after, in own processes')
     columns = ('part', 'before, ms', 'after / before', 'context switches', 'native threads')
-    add_columns(table, columns, left=('part',))
+    table = report.add_table('a step before and after, in own processes', columns, left=('part',))
     for part, effects in found.items():
         before = Timing([statistics.median(each.before) for each in effects])
         ratios = Timing([each.ratio for each in effects])
@@ -135,7 +127,6 @@ def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
             row.append('' if pair is None else f'{pair[0]:.4g} -> {pair[1]:.4g}')
         report.arms[f'own processes, {part}'] = figures
         table.add_row(*row)
-    report.tables.append(table)
 
 
 def _add_checks(report: Report, part: str, effects: list[Effect]) -> None:

@@ -52,7 +52,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return Window(9.0, 9.0) if first else Window(*COSTS[name])
 
     called: list[Any] = []
-    monkeypatch.setattr(measure, 'QUICK', Plan(4, [2], 2, 3, (5, 7), 2, [1, 8], 1000))
+    monkeypatch.setattr(measure, 'QUICK', Plan(4, [2], 2, 3, (5, 7), [1, 8], 1000))
     monkeypatch.setattr(measure, 'run_round', run)
     monkeypatch.setattr(measure, 'time_start', lambda source, workers: 0.25)
     monkeypatch.setattr(measure, 'write_pictures', small_pictures(called))
@@ -91,7 +91,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_missing_clocks_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, 'run_round', lambda *args: Window(1.0, None))
     report = measure.Report('loader')
-    measure._measure_speed(report, Plan(4, [0], 2, 1, (1, 1), 2, [1]), 'nowhere')
+    measure._measure_speed(report, Plan(4, [0], 2, 1, (1, 1), [1]), 'nowhere')
     assert 'CPU of workers: not measured here' in '\n'.join(report.notes)
     # The checks of CPU time are left out.
     assert [check.name for check in report.checks] == [

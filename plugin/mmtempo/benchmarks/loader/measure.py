@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from rich.table import Table
-
-from mmtempo.benchmarks.harness import Report, Timing, add_columns, ratio, take_rounds
+from mmtempo.benchmarks.harness import Report, Timing, ratio, take_rounds
 from mmtempo.benchmarks.side_effects import measure_side_effects
 
 from .arms import ARMS, BATCH, FILLING, ROUNDED, STOCK, UNCACHED, WARM, Source
@@ -39,7 +36,6 @@ class Plan:
         rounds: Number of rounds that count.
         lead: Number of batches at the start of each round that do not count.
         count: Numbers of batches that count: without, and with a warm cache.
-        starts: Number of rounds of the start-up.
         memory: Numbers of workers whose memory is compared.
         budget: Bytes of the cache when memory is measured. Defaults to 2_000_000_000.
     """
@@ -49,7 +45,6 @@ class Plan:
     rounds: int
     lead: int
     count: tuple[int, int]
-    starts: int
     memory: list[int]
     budget: int = 2_000_000_000
 
@@ -59,8 +54,8 @@ class Plan:
 
 
 # Lead, count and prefetched batches stay within one epoch: the next would find a full cache.
-QUICK = Plan(40, [2], 3, 2, (6, 24), 3, [1, 8])
-FULL = Plan(96, [0, 1, 2], 7, 6, (14, 60), 7, [1, 2, 4, 8])
+QUICK = Plan(40, [2], 3, 2, (6, 24), [1, 8])
+FULL = Plan(96, [0, 1, 2], 7, 6, (14, 60), [1, 2, 4, 8])
 
 
 def measure_loader(quick: bool) -> Report:
@@ -89,7 +84,7 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
             for workers in plan.workers:
                 run = partial(run_round, source, workers, plan.lead, plan.count_of(name))
                 works[_title(suffix, workers, name)] = run
-    taken = take_rounds(works, 1 + plan.rounds, random.Random(0))[1:]
+    taken = take_rounds(works, plan.rounds, warm_up=1)
     for suffix in SUFFIXES:
         _add_speed(report, plan, suffix, taken)
     report.notes.append(
@@ -105,7 +100,7 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
         'ResizeRandomCrop instead. CPU: of this process and its workers, while batches are taken. '
         'Medians [quartiles] of the rounds; x stock: of the ratios of each round.'
     )
-    if plan.workers and taken[0][_title('jpg', plan.workers[0], STOCK)].cpu is None:
+    if taken[_title('jpg', plan.workers[0], STOCK)][0].cpu is None:
         report.notes.append('CPU of workers: not measured here, it needs Linux')
     decoder = 'pyspng' if find_spec('pyspng') else 'OpenCV'
     report.notes.append(
@@ -117,15 +112,14 @@ def _title(suffix: str, workers: int, name: str) -> str:
     return f'{suffix}, {workers} worker{"s" * (workers != 1)}, {name}'
 
 
-def _add_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, Window]]) -> None:
-    table = Table(title=f'{suffix}: from files to batches')
+def _add_speed(report: Report, plan: Plan, suffix: str, taken: dict[str, list[Window]]) -> None:
     columns = ('workers', 'loader', 'samples/s', 'x stock', 'CPU ms a sample', 'x stock ')
-    add_columns(table, columns, left=('loader',))
+    table = report.add_table(f'{suffix}: from files to batches', columns, left=('loader',))
     for workers in plan.workers:
-        stock = _timings(rounds, _title(suffix, workers, STOCK))
+        stock = _timings(taken[_title(suffix, workers, STOCK)])
         for name in ARMS:
             title = _title(suffix, workers, name)
-            seconds, cpu = _timings(rounds, title)
+            seconds, cpu = _timings(taken[title])
             faster = ratio(stock[0], seconds)
             rates = Timing([1 / each for each in seconds.seconds])
             figures: dict[str, Any] = dict(
@@ -144,12 +138,10 @@ def _add_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, W
             report.arms[title] = figures
             table.add_row(*row)
         table.add_section()
-    report.tables.append(table)
 
 
-def _timings(rounds: list[dict[str, Window]], title: str) -> tuple[Timing, Timing | None]:
+def _timings(windows: list[Window]) -> tuple[Timing, Timing | None]:
     """Return elapsed seconds and CPU seconds of a sample in the order of the rounds."""
-    windows = [each[title] for each in rounds]
     used = [window.cpu for window in windows if window.cpu is not None]
     cpu = Timing(used) if len(used) == len(windows) else None
     return Timing([window.seconds for window in windows]), cpu
@@ -157,25 +149,23 @@ def _timings(rounds: list[dict[str, Window]], title: str) -> tuple[Timing, Timin
 
 def _measure_starts(report: Report, plan: Plan, root: str) -> None:
     workers = plan.workers[-1]
-    names = (STOCK, FILLING, UNCACHED)
     works: dict[str, Callable[[], Any]] = {
-        name: partial(time_start, Source(ARMS[name], root, 'jpg'), workers) for name in names
+        name: partial(time_start, Source(ARMS[name], root, 'jpg'), workers)
+        for name in (STOCK, FILLING, UNCACHED)
     }
-    taken = take_rounds(works, 1 + plan.starts, random.Random(1))[1:]
-    table = Table(title=f'from configuration to first batch, {workers} workers, jpg')
-    add_columns(table, ('loader', 'ms'), left=('loader',))
-    for name in names:
-        timing = Timing([each[name] for each in taken])
+    title = f'from configuration to first batch, {workers} workers, jpg'
+    table = report.add_table(title, ('loader', 'ms'), left=('loader',))
+    for name, seconds in take_rounds(works, plan.rounds, warm_up=1).items():
+        timing = Timing(seconds)
         report.arms[f'start-up, {name}'] = timing.figures()
         table.add_row(name, str(timing))
-    report.tables.append(table)
 
 
 def _measure_batches(report: Report, root: str) -> None:
     parcels = {name: weigh(batch) for name, batch in bev_batches(root, BATCH).items()}
-    table = Table(title=f'a BEV batch of {BATCH} from worker to training')
+    title = f'a BEV batch of {BATCH} from worker to training'
     columns = ('packed and collated', 'bytes', 'of it pickled', 'segments', 'x stock')
-    add_columns(table, columns, left=('packed and collated',))
+    table = report.add_table(title, columns, left=columns[:1])
     stock, ours = parcels['stock, int64 planes'], parcels['ours']
     for name, parcel in parcels.items():
         share = parcel.bytes / stock.bytes
@@ -184,7 +174,6 @@ def _measure_batches(report: Report, root: str) -> None:
         )
         values = f'{parcel.bytes:,}', f'{parcel.pickled:,}', str(parcel.segments), f'{share:.3f}'
         table.add_row(name, *values)
-    report.tables.append(table)
     report.notes.append(
         'BEV batch: images of 800 x 600 as bytes, labels of 196 x 200 cells. "stock, int64 '
         'planes": pseudo_collate and PackSegInputs of mmseg, which stores the label as 15 planes '
