@@ -160,7 +160,7 @@ class SparseLoggerHook(LoggerHook):
         if self._line is None:
             return None
         point, batch_idx = self._line
-        if not point.scalars.arrived(point.window, wait):
+        if not point.scalars.deliver(point.window, wait):
             return None
         self._line = None
         super().after_train_iter(point, batch_idx)
