@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 
-from mmtempo.benchmarks.loader.pictures import write_pictures
+from mmtempo.benchmarks.loader.pictures import bev_dataset, write_pictures
 from mmtempo.benchmarks.loader.rounds import as_in_training
 from mmtempo.loaders import StreamPosition, build_prefetch_dataloader, stack_collate
 
@@ -164,21 +164,9 @@ def dataloader_config(root: str, pictures: int, scale: tuple[int, int]) -> dict:
         pictures: Number of images in it.
         scale: Width and height of the resized images.
     """
-    pipeline = [
-        dict(type='LoadCameraImage'),
-        dict(type='LoadBEVAnnotation'),
-        dict(type='BEVResize', scale=scale),
-        dict(type='BEVRandomFlip', prob=0.5),
-        dict(type='PackBEVInputs'),
-    ]
-    dataset = dict(
-        type='NuScenesBEVDataset',
-        data_root=root,
-        data_prefix=dict(img_path='img_dir/jpg', bev_path='ann_bev_dir'),
-        pipeline=pipeline,
-    )
+    dataset, times = bev_dataset(root, scale), -(-SAMPLES // pictures)
     return dict(
-        dataset=dict(type='RepeatDataset', dataset=dataset, times=-(-SAMPLES // pictures)),
+        dataset=dict(type='RepeatDataset', dataset=dataset, times=times),
         sampler=dict(type='InfiniteSampler', shuffle=True),
         batch_size=BATCH,
         num_workers=WORKERS,

@@ -122,8 +122,8 @@ def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
             step=before.figures(), after_to_before=ratios.plain_figures()
         )
         row = [part, str(before), ratios.text(3)]
-        for key, pair in (('switches', _switches(effects)), ('threads', _threads(effects))):
-            figures[key] = pair
+        for key in ('switches', 'threads'):
+            figures[key] = pair = _medians(effects, key)
             row.append('' if pair is None else f'{pair[0]:.4g} -> {pair[1]:.4g}')
         report.arms[f'own processes, {part}'] = figures
         table.add_row(*row)
@@ -132,7 +132,7 @@ def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
 def _add_checks(report: Report, part: str, effects: list[Effect]) -> None:
     ratio = statistics.median(each.ratio for each in effects)
     report.at_most(f'{part}: step time after / before', ratio, MAX_RATIO)
-    switches, threads = _switches(effects), _threads(effects)
+    switches, threads = _medians(effects, 'switches'), _medians(effects, 'threads')
     if switches is not None:
         times, plus = MAX_SWITCHES
         limit = times * switches[0] + plus
@@ -141,17 +141,10 @@ def _add_checks(report: Report, part: str, effects: list[Effect]) -> None:
         report.at_most(f'{part}: native threads added', threads[1] - threads[0], MAX_THREADS)
 
 
-def _switches(effects: list[Effect]) -> tuple[float, float] | None:
-    return _medians([each.switches for each in effects if each.switches is not None])
-
-
-def _threads(effects: list[Effect]) -> tuple[float, float] | None:
-    return _medians([each.threads for each in effects if each.threads is not None])
-
-
-def _medians(pairs: list[Any]) -> tuple[float, float] | None:
-    """Return the medians of the first and of the second values; None without pairs."""
-    if not pairs:
+def _medians(effects: list[Effect], key: str) -> tuple[float, float] | None:
+    """Return the medians of an attribute before and after the work; None if not available."""
+    pairs = [getattr(each, key) for each in effects]
+    if None in pairs:
         return None
     before, after = zip(*pairs)
     return statistics.median(before), statistics.median(after)

@@ -175,10 +175,9 @@ def _add_rounds(
     for name, parts in found.items():
         steps = Timing([each.usual for each in taken[name]])
         iterations = [len(each.seconds) for each in taken[name]]
-        low, high = ratios[name].quartiles
         figures: dict[str, Any] = {part: parts[part].figures() for part in PARTS}
         figures.update(step=steps.figures(), iterations=iterations)
-        figures.update(to_stock=dict(median=ratios[name].median, iqr=[low, high]))
+        figures.update(to_stock=ratios[name].plain_figures())
         report.arms[f'{state}, {shape}, {name}'] = figures
         table.add_row(
             f'{shape}, {1e3 * steps.median:.1f} ms' if name == 'no save' else '',
@@ -217,8 +216,7 @@ def _measure_processes(report: Report, quick: bool) -> None:
         report.arms[f'own processes, {part}']['lost'] = lost[name].figures()
         report.notes.append(f'{state}, own processes, {part}: lost {lost[name]} ms')
     to_stock = ratio(lost['ours'], lost['stock'])
-    figures = dict(median=to_stock.median, iqr=list(to_stock.quartiles))
-    report.arms[f'own processes, {PROCESSES["ours"]}']['to_stock'] = figures
+    report.arms[f'own processes, {PROCESSES["ours"]}']['to_stock'] = to_stock.plain_figures()
     bar = MAX_LOST['matmul 2']
     report.at_most(f'{state}, own processes: lost, x stock', to_stock.median, bar)
 
