@@ -12,12 +12,11 @@ from mmengine.registry import HOOKS
 
 from mmtempo.checkpoint.content import leaves_late_parts
 from mmtempo.checkpoint.weights_check import is_copied_now
-from mmtempo.logging.eta import RemainingTime
+from mmtempo.logging.eta import RemainingTime, evaluations_left, saves_left
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_file import LogFile
 from mmtempo.logging.log_points import ALONG, writes_line
 from mmtempo.logging.progress_bar import ProgressBar
-from mmtempo.logging.remaining_work import evaluations_left, saves_left
 from mmtempo.logging.runner_view import LogPoint, RunnerView
 from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.utils.write_guard import WriteGuard
