@@ -20,12 +20,13 @@ SEED = 0
 BATCH = 4
 RESIZE: dict = dict(type='Resize', scale=(800, 600))
 CROP = dict(crop_size=(512, 512), cat_max_ratio=0.75)
-LOAD: list[dict] = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations')]
-FAST_LOAD: list[dict] = [dict(type=fast.FastLoadImageFromFile), dict(type=fast.FastLoadAnnotations)]
 
 
-def _fast_rest(exact: bool = True) -> list[dict]:
+def _fast(*crop: dict, exact: bool = True) -> list[dict]:
     return [
+        dict(type=fast.FastLoadImageFromFile),
+        dict(type=fast.FastLoadAnnotations),
+        *crop,
         dict(type=fast.FastRandomFlip, prob=0.5),
         dict(type=fast.FastPhotoMetricDistortion, exact=exact),
         dict(type=fast.FastPackSegInputs, copy=False),
@@ -35,25 +36,17 @@ def _fast_rest(exact: bool = True) -> list[dict]:
 # Pipelines. With the same random numbers all give the same pixels; 'rounded' nearly the same.
 PIPELINES: dict[str, list[dict]] = {
     'stock': [
-        *LOAD,
+        dict(type='LoadImageFromFile'),
+        dict(type='LoadAnnotations'),
         RESIZE,
         dict(type='RandomCrop', **CROP),
         dict(type='RandomFlip', prob=0.5),
         dict(type='PhotoMetricDistortion'),
         dict(type='PackSegInputs'),
     ],
-    'fast': [*FAST_LOAD, RESIZE, dict(type=fast.FastRandomCrop, **CROP), *_fast_rest()],
-    'rounded': [
-        *FAST_LOAD,
-        RESIZE,
-        dict(type=fast.FastRandomCrop, **CROP),
-        *_fast_rest(exact=False),
-    ],
-    'fused': [
-        *FAST_LOAD,
-        dict(type=fast.ResizeRandomCrop, resize=RESIZE, crop=CROP),
-        *_fast_rest(),
-    ],
+    'fast': _fast(RESIZE, dict(type=fast.FastRandomCrop, **CROP)),
+    'rounded': _fast(RESIZE, dict(type=fast.FastRandomCrop, **CROP), exact=False),
+    'fused': _fast(dict(type=fast.ResizeRandomCrop, resize=RESIZE, crop=CROP)),
 }
 
 
