@@ -35,15 +35,15 @@ class Effect:
     Attributes:
         before: Seconds of each step before the work of the part.
         after: Seconds of each step after it.
-        switches: Voluntary context switches per step, before and after; None if not available.
-        threads: Native threads, before and after; None if not available.
+        switches: Voluntary context switches per step, before and after; Nones if not available.
+        threads: Native threads, before and after; Nones if not available.
         lost: Seconds lost to one save; None if the part does not save.
     """
 
     before: list[float]
     after: list[float]
-    switches: tuple[float, float] | None = None
-    threads: tuple[int, int] | None = None
+    switches: tuple[Any, Any] = (None, None)
+    threads: tuple[Any, Any] = (None, None)
     lost: float | None = None
 
     @property
@@ -70,14 +70,8 @@ def run_part(part: str, steps: int, *options: str) -> Effect:
         raise RuntimeError(f'{command} failed: {result.stderr.strip()}')
     found = json.loads(result.stdout.splitlines()[-1])
     before, after = found['before'], found['after']
-    is_visible = before['switches'] is not None
-    return Effect(
-        before['seconds'],
-        after['seconds'],
-        (before['switches'], after['switches']) if is_visible else None,
-        (before['threads'], after['threads']) if is_visible else None,
-        found.get('lost'),
-    )
+    switches, threads = ((before[key], after[key]) for key in ('switches', 'threads'))
+    return Effect(before['seconds'], after['seconds'], switches, threads, found.get('lost'))
 
 
 def measure_side_effects(
@@ -107,7 +101,7 @@ def measure_side_effects(
         'median step and of the ratio within a process. Context switches: voluntary, of the main '
         'thread. "nothing" and "no save" show the noise of the measurement'
     )
-    if any(each.switches is None for effects in found.values() for each in effects):
+    if found[parts[0]][0].switches[0] is None:
         report.notes.append('context switches, native threads: not measured here, they need Linux')
     return found
 
@@ -144,7 +138,7 @@ def _add_checks(report: Report, part: str, effects: list[Effect]) -> None:
 def _medians(effects: list[Effect], key: str) -> tuple[float, float] | None:
     """Return the medians of an attribute before and after the work; None if not available."""
     pairs = [getattr(each, key) for each in effects]
-    if None in pairs:
+    if None in pairs[0]:
         return None
     before, after = zip(*pairs)
     return statistics.median(before), statistics.median(after)
