@@ -1,4 +1,4 @@
-"""Measure the cost of a sample: the stock loader, ours cold and warm, and other loaders."""
+"""Measure the cost of a sample: the stock loader, and ours cold and warm."""
 
 from __future__ import annotations
 
