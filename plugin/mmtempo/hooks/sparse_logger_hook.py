@@ -11,12 +11,11 @@ from mmengine.hooks import LoggerHook
 from mmengine.registry import HOOKS
 
 from mmtempo.checkpoint.weights_check import is_copied_now
-from mmtempo.logging.eta import RemainingTime
+from mmtempo.logging.eta import RemainingTime, evaluations_left, saves_left
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_file import LogFile
 from mmtempo.logging.log_points import ALONG, writes_line
 from mmtempo.logging.progress_bar import ProgressBar
-from mmtempo.logging.remaining_work import evaluations_left, saves_left
 from mmtempo.logging.runner_view import LogPoint, RunnerView
 from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.utils.write_guard import WriteGuard
@@ -158,7 +157,7 @@ class SparseLoggerHook(LoggerHook):
         if self._line is None:
             return None
         point, batch_idx = self._line
-        if not point.scalars.arrived(point.window, wait):
+        if not point.scalars.deliver(point.window, wait):
             return None
         self._line = None
         super().after_train_iter(point, batch_idx)
