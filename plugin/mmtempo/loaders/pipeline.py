@@ -12,7 +12,7 @@ from mmtempo.system.limits import oom_kills
 
 from .background_iterator import BackgroundIterator, NotReady
 from .batch_stream import SampleRequest, StreamPosition
-from .shared_slabs import Packed, Pinned, SlabPool
+from .shared_slabs import Packed, SlabPool
 from .worker import WorkerStatus, WorkerTiming
 from .worker_errors import LoaderError, why_os_error, why_worker_died
 from .worker_pool import WorkerPool
@@ -101,6 +101,7 @@ class Pipeline:
         self._oom_kills = oom_kills()
         status.clear()
         self._requests, self._source = pool.begin()
+        self._most_requested = pool.most_requested
         self._request_batches()
 
     def __iter__(self) -> Iterator[Any]:
@@ -140,8 +141,8 @@ class Pipeline:
         self._in_flight.clear()
 
     def _request_batches(self) -> None:
-        most = self._pool.most_requested
-        while not self._ended and len(self._in_flight) + len(self._arrived) < most:
+        most = self._most_requested - len(self._arrived)
+        while not self._ended and len(self._in_flight) < most:
             requests, position = next(self._stream, (None, None))
             if requests is None or position is None:
                 self._requests.put(None)
@@ -174,7 +175,7 @@ class Pipeline:
             if not isinstance(self._source, BackgroundIterator):
                 return next(self._source), None
             batch = self._source.take(CHECK_INTERVAL)
-            if isinstance(batch, (Packed, Pinned)):
+            if isinstance(batch, Packed):
                 return batch.read(), batch.timing
             self._discard_slab(self._in_flight[0][0])  # its worker could not open the slab
             return batch, None
