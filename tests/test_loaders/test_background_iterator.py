@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmtempo.loaders.background_iterator import BackgroundIterator
+from mmtempo.loaders.background_iterator import BackgroundIterator, NotReady
 
 
 class Counting:
@@ -57,10 +57,11 @@ def test_thread_is_limited_to_depth_items_ahead() -> None:
     background.close()
 
 
-def test_error_is_raised_once_after_the_items() -> None:
-    background = BackgroundIterator(lambda: Counting(ZeroDivisionError))
+@pytest.mark.parametrize('error', [ZeroDivisionError, queue.Empty])
+def test_error_is_raised_once_after_the_items(error: type[Exception]) -> None:
+    background = BackgroundIterator(lambda: Counting(error))
     assert [background.take() for _ in range(5)] == [1, 2, 3, 4, 5]
-    with pytest.raises(ZeroDivisionError, match='over'):
+    with pytest.raises(error, match='over'):
         background.take()
     with pytest.raises(StopIteration):
         background.take()
@@ -77,7 +78,7 @@ def test_take_and_close_time_out() -> None:
     counting.unblocked.clear()
     background = BackgroundIterator(lambda: counting)
     assert not background.ready()
-    with pytest.raises(queue.Empty):
+    with pytest.raises(NotReady):
         background.take(timeout=0.01)
     assert not background.close(timeout=0.01)  # the thread is blocked
     counting.unblocked.set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmtempo.loaders import LoaderError, PrefetchDataLoader
+from mmtempo.loaders import LoaderError, PrefetchDataLoader, shared_slabs
 from mmtempo.loaders.plan import LoaderPlan
 from tests.testing.loaders import build_loader, epoch_batches, take_batches
 from tests.testing.samples import Failing, Noisy
@@ -121,3 +121,18 @@ def test_waits_are_counted() -> None:
     loader = build_loader()
     take_batches(loader, 3)
     assert (loader.waiting.batches, loader.waiting.starved) == (3, 3)
+
+
+def test_slabs_that_workers_cannot_open_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where `/proc` hides other processes; forked workers inherit the replaced function."""
+
+    def refuse(lease: Any) -> None:
+        raise PermissionError(lease.path)
+
+    monkeypatch.setattr(shared_slabs, '_map', refuse)
+    loader = build_loader(num_workers=1, multiprocessing_context='fork')
+    found = take_batches(loader, 9)
+    assert loader._slabs is not None
+    assert len(loader._slabs._maps) < 9
+    loader.close()
+    assert found == take_batches(build_loader(), 9)

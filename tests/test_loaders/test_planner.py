@@ -12,7 +12,7 @@ import pytest
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 
-from mmtempo.loaders.planner import check_sample_bytes, count_segments, plan_loader
+from mmtempo.loaders.planner import count_bytes, count_segments
 from mmtempo.system.limits import OpenFiles
 from mmtempo.utils.units import size
 from tests.testing.limits import in_small_shm
@@ -245,36 +245,24 @@ def test_open_files_are_ignored_with_file_system_sharing(monkeypatch: pytest.Mon
     assert (*numbers_of(found), found.open_files) == (7, 2, None)
 
 
-def test_limits_default_to_this_machine() -> None:
-    found = plan_loader(
-        dict(num_workers=0),
-        sample_bytes=None,
-        batch_size=1,
-        start_method='fork',
-        has_accelerator=False,
-        local_world_size=1,
-    )
-    assert found.num_workers == 0
-
-
 def test_bytes_and_segments_of_nested_samples_are_counted() -> None:
     image = torch.zeros(3, 4, 5, dtype=torch.uint8)
     label = PixelData(data=torch.zeros(1, 4, 5, dtype=torch.int64))
     element = BaseDataElement(gt_sem_seg=label, metainfo=dict(img_path='a', size=(4, 5)))
     sample = dict(inputs=image, data_samples=element, points=np.zeros((7, 2)), name='a', index=3)
-    assert check_sample_bytes(sample) == 60 + 160 + 112
-    assert check_sample_bytes([sample, (sample['points'],), None]) == 332
+    assert count_bytes(sample) == 60 + 160 + 112
+    assert count_bytes([sample, (sample['points'],), None]) == 332
     assert count_segments(sample) == 2
     empty = torch.zeros(0)
-    assert (check_sample_bytes(empty), count_segments(empty)) == (0, 0)
+    assert (count_bytes(empty), count_segments(empty)) == (0, 0)
 
 
 def test_views_count_once() -> None:
     packed = torch.zeros(4, 10, dtype=torch.uint8)
     batch = dict(labels=packed, data_samples=list(packed.unbind()))
-    assert (check_sample_bytes(batch), count_segments(batch)) == (40, 1)
-    assert check_sample_bytes(packed[1]) == 10  # its size once it is stacked
-    assert check_sample_bytes(list(packed.unbind())) == 40
+    assert (count_bytes(batch), count_segments(batch)) == (40, 1)
+    assert count_bytes(packed[1]) == 10  # its size once it is stacked
+    assert count_bytes(list(packed.unbind())) == 40
 
 
 LOADS = """
@@ -282,6 +270,7 @@ import sys, torch
 from torch.utils.data import DataLoader
 from mmtempo.loaders.planner import plan_loader
 from mmtempo.loaders.worker_errors import why_os_error
+from mmtempo.system.limits import Limits
 
 class Images(torch.utils.data.Dataset):
     def __len__(self):
@@ -292,7 +281,7 @@ class Images(torch.utils.data.Dataset):
 cfg = dict(num_workers=4, prefetch_factor=4)
 found = plan_loader(
     cfg, sample_bytes=3 << 20, batch_size=2, start_method='fork', has_accelerator=False,
-    local_world_size=1, worker_bytes=0,
+    local_world_size=1, limits=Limits.of_this_machine(), worker_bytes=0,
 )
 print(found.num_workers, found.prefetch_factor, len(found.warnings))
 for workers, ahead in (found.num_workers, found.prefetch_factor), (4, 4):

@@ -1,11 +1,11 @@
 """An update of k batches equals that of one large batch, in results and in all counters.
 
 Models here have no batch normalization, whose statistics depend on the size of a batch.
+Also covers `mmtempo.loops.training_step`.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +24,11 @@ from torch.utils.data import DataLoader
 import tests.testing.interrupted_training  # noqa: F401  (registers StopAt and Interrupted)
 from mmtempo.doctor.sync_census import SyncCensus
 from mmtempo.loaders import LoaderError, StreamPosition
-from mmtempo.loops.accumulation import LogMeans, UpdateLoader
+from mmtempo.loops.accumulation import LogMeans, count_iterations
 from mmtempo.loops.training_batches import PLACE
 from mmtempo.timing.timeline import Timeline
 from mmtempo.utils.phases import activate, deactivate
+from tests.testing.loaders import build_loader
 from tests.testing.noisy import noisy, noisy_epochs, seen
 from tests.testing.toy import ToyDataset, logged, train, weights, with_evaluation
 
@@ -430,18 +431,11 @@ def test_built_loader_is_refused(tmp_path: Path) -> None:
         runner.train()
 
 
-def test_update_loader_differs_by_its_length_only() -> None:
-    inner = DataLoader(ToyDataset(), batch_size=3)
-    loader = UpdateLoader(inner, 4)
-    assert len(inner) == 14
-    assert len(loader) == 4
-    assert loader.dataset is inner.dataset
-    assert loader.sampler is inner.sampler
-    assert len(list(loader)) == 14
-    loader._iterator = 'none'
-    assert inner._iterator == 'none'
-    assert not hasattr(loader, 'place')
-    assert len(copy.copy(loader)) == 4
+def test_length_of_the_loader_counts_iterations() -> None:
+    loader = build_loader()
+    count_iterations(loader, 4)
+    assert len(loader.batch_sampler) == len(list(loader)) == 6
+    assert len(loader) == 2
 
 
 def test_log_means_are_over_samples() -> None:

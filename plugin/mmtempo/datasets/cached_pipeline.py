@@ -59,15 +59,11 @@ class CachedPipeline(Compose):
                 'CachedDataset.dataset: get_data_info() must return sample_idx, as that of '
                 f'BaseDataset does, found {", ".join(sorted(map(str, data)))}'
             )
-        identity = self._identities[number] or self._read_identity(number, data)
+        identity = self._identities[number] = self._identities[number] or identity_of(data)
         sample = self.cache.get(number, identity, copy=self.writable)
         if sample is None:
             sample = self._compute(data, number, identity)
         return None if sample is None else self._finish(sample)
-
-    def _read_identity(self, number: int, data: dict) -> int:
-        self._identities[number] = identity = identity_of(data)
-        return identity
 
     def _compute(self, data: Any, number: int, identity: int) -> Any:
         for transform in self.transforms[: self.count]:

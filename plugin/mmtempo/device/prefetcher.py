@@ -58,16 +58,13 @@ class DevicePrefetcher(Iterator):
     def __init__(self, source: Source, stage: Callable[[Any], Any], side: SideStream) -> None:
         self._source, self._stage, self._side = source, stage, side
         self._ahead: _Staged | Exception | None = None
-        self._is_closed = False
 
     def __next__(self) -> Any:
-        if self._is_closed:
-            raise StopIteration
         following, self._ahead = self._ahead, None
         if following is None:
             following = self._fetch()
         if isinstance(following, Exception):
-            self.close()
+            self._side.release()  # the last time, if the batches have ended
             try:
                 raise following
             finally:
@@ -77,11 +74,6 @@ class DevicePrefetcher(Iterator):
         if self._source.ready():
             self._ahead = self._fetch()
         return following.batch
-
-    def close(self) -> None:
-        """Drop the staged batch; host batches are released once their copies are complete."""
-        self._is_closed, self._ahead = True, None
-        self._side.release()
 
     def _fetch(self) -> _Staged | Exception:
         """Return the next batch, staged, or the error to raise when it is requested."""

@@ -11,6 +11,10 @@ from typing import Any
 from mmtempo.utils.threads import HelperThread
 
 
+class NotReady(Exception):
+    """The next item has not arrived within the time-out."""
+
+
 class BackgroundIterator:
     """An iterator that a background thread advances a few items ahead of its consumer.
 
@@ -46,12 +50,15 @@ class BackgroundIterator:
         """Return the next item; raise StopIteration at the end.
 
         Args:
-            timeout: Seconds to wait before `queue.Empty` is raised; None waits without limit.
+            timeout: Seconds to wait before `NotReady` is raised; None waits without limit.
                 Defaults to None.
         """
         if self._ended:
             raise StopIteration
-        item, error = self._items.get(timeout=timeout)
+        try:
+            item, error = self._items.get(timeout=timeout)
+        except queue.Empty:
+            raise NotReady from None
         if error is not None:
             self._ended = True
             try:

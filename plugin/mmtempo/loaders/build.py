@@ -35,7 +35,7 @@ from mmtempo.utils.suggest import did_you_mean
 from .collate.stack_collate import stack_collate
 from .collate.stacked_inputs import takes_stacked_inputs
 from .plan import LoaderPlan
-from .planner import check_sample_bytes, count_segments, plan_loader
+from .planner import count_bytes, count_segments, plan_loader
 from .prefetch_dataloader import PrefetchDataLoader
 from .shared_metadata import share_metadata
 from .shared_slabs import SlabPool
@@ -147,7 +147,7 @@ def _plan(
 ) -> tuple[LoaderPlan, int]:
     """Return the plan of a loader, which is logged, and the bytes of a sample, 0 if unknown."""
     sample = _first_sample(dataset, seed) if cfg.get('num_workers', 'auto') else None
-    sample_bytes = None if sample is None else check_sample_bytes(sample)
+    sample_bytes = None if sample is None else count_bytes(sample)
     limits, segments = _remaining_limits(), 1
     if sample_bytes and SlabPool.is_supported():
         limits = replace(limits, shared_memory=None)  # slabs are not in /dev/shm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import Any
 
 from mmtempo.system.limits import oom_kills
 
-from .background_iterator import BackgroundIterator
+from .background_iterator import BackgroundIterator, NotReady
 from .batch_stream import SampleRequest, StreamPosition
-from .shared_slabs import Packed, Pinned, SlabLease, SlabPool
+from .shared_slabs import Packed, SlabPool
 from .worker import WorkerStatus, WorkerTiming
 from .worker_errors import LoaderError, why_os_error, why_worker_died
 from .worker_pool import WorkerPool
@@ -93,16 +92,16 @@ class Pipeline:
         self._stream, self._pool, self._status = stream, pool, status
         self._dataset, self._timeout, self._name = dataset, timeout, name
         self._waits, self._slabs = waits, slabs
-        self._in_flight: collections.deque[list[SampleRequest]] = collections.deque()
-        self._positions: collections.deque[StreamPosition] = collections.deque()
-        self._infos: collections.deque[BatchInfo] = collections.deque()
-        self._timing: WorkerTiming | None = None
+        # Each batch is in flight until it arrives, and then arrived until the training has it.
+        self._in_flight: collections.deque[tuple[list[SampleRequest], StreamPosition]]
+        self._arrived: collections.deque[tuple[StreamPosition, BatchInfo]]
+        self._in_flight, self._arrived = collections.deque(), collections.deque()
         self._ended = False
         self.on_wait: Callable[[], None] | None = None
         self._oom_kills = oom_kills()
-        self._ahead = pool.ahead
         status.clear()
         self._requests, self._source = pool.begin()
+        self._most_requested = pool.most_requested
         self._request_batches()
 
     def __iter__(self) -> Iterator[Any]:
@@ -114,24 +113,17 @@ class Pipeline:
 
     def __next__(self) -> Any:
         self._request_batches()
-        self._waits.batches += 1
         start = None if self.ready() else time.perf_counter()
-        try:
-            batch = self._take()
-        except StopIteration:
-            self._waits.batches -= 1
-            raise
+        batch, timing = self._take()
+        self._waits.batches += 1
         waited = 0.0
         if start is not None:
             waited = time.perf_counter() - start
             self._waits.starved += 1
             self._waits.seconds += waited
-        requests = self._in_flight.popleft()
+        requests, position = self._in_flight.popleft()
         samples = [request.sample for request in requests]
-        self._infos.append(BatchInfo(samples, waited, self._timing))
-        lease = _lease_of(requests)
-        if self._slabs is not None and lease is not None:
-            self._slabs.finish(lease)
+        self._arrived.append((position, BatchInfo(samples, waited, timing)))
         return batch
 
     def delivered(self) -> tuple[StreamPosition, BatchInfo]:
@@ -139,20 +131,18 @@ class Pipeline:
 
         A device stage takes batches from this iterator before the training receives them.
         """
-        return self._positions.popleft(), self._infos.popleft()
+        return self._arrived.popleft()
 
     def close(self) -> None:
         """Stop the workers and discard outstanding batches."""
         self._pool.stop(abandon=bool(self._in_flight))
-        for requests in self._in_flight:
-            lease = _lease_of(requests)
-            if self._slabs is not None and lease is not None:
-                self._slabs.discard(lease)
+        for requests, _ in self._in_flight:
+            self._discard_slab(requests)
         self._in_flight.clear()
 
     def _request_batches(self) -> None:
-        # One more than the workers need, since one batch may already be on a device.
-        while not self._ended and len(self._positions) <= self._ahead:
+        most = self._most_requested - len(self._arrived)
+        while not self._ended and len(self._in_flight) < most:
             requests, position = next(self._stream, (None, None))
             if requests is None or position is None:
                 self._requests.put(None)
@@ -161,30 +151,35 @@ class Pipeline:
             if self._slabs is not None and requests:
                 requests[0] = requests[0]._replace(lease=self._slabs.lease())
             self._requests.put(requests)
-            self._in_flight.append(requests)
-            self._positions.append(position)
+            self._in_flight.append((requests, position))
 
-    def _take(self) -> Any:
+    def _discard_slab(self, requests: list[SampleRequest]) -> None:
+        lease = requests[0].lease if requests else None
+        if self._slabs is not None and lease is not None:
+            self._slabs.discard(lease)
+
+    def _take(self) -> tuple[Any, WorkerTiming | None]:
+        """Return the next batch, and its worker's timing where that is known."""
         start = time.monotonic()
         while True:
             try:
                 return self._take_if_ready()
-            except _NotReady:
+            except NotReady:
                 # Not within `_take_if_ready`: what `on_wait` raises is no error of the loader.
                 if self.on_wait is not None:
                     self.on_wait()
                 self._check_workers(time.monotonic() - start)
 
-    def _take_if_ready(self) -> Any:
+    def _take_if_ready(self) -> tuple[Any, WorkerTiming | None]:
         try:
-            if isinstance(self._source, BackgroundIterator):
-                batch, self._timing = _taken_from(self._source), None
-                if not isinstance(batch, (Packed, Pinned)):
-                    return batch
-                self._timing = batch.timing
-                return batch.read()
-            return next(self._source)
-        except _NotReady:
+            if not isinstance(self._source, BackgroundIterator):
+                return next(self._source), None
+            batch = self._source.take(CHECK_INTERVAL)
+            if isinstance(batch, Packed):
+                return batch.read(), batch.timing
+            self._discard_slab(self._in_flight[0][0])  # its worker could not open the slab
+            return batch, None
+        except NotReady:
             raise
         except Exception as error:
             # A StopIteration of a sample or its collation is an error, not the end of the stream.
@@ -222,7 +217,8 @@ class Pipeline:
         )
 
     def _error_message(self, error: Exception) -> str:
-        batch = [request.sample for request in (self._in_flight or [[]])[0]]
+        requests = self._in_flight[0][0] if self._in_flight else []
+        batch = [request.sample for request in requests]
         failed = [index for index in self._status.failed() if index in batch]
         what = self._describe_sample(failed[0]) if failed else f'the batch of samples {batch}'
         # Torch puts the worker's traceback before the message.
@@ -254,18 +250,3 @@ class Pipeline:
             [str(info[name]) for name in NAMES if name in info] if isinstance(info, dict) else []
         )
         return f'sample {index} ({names[0]})' if names else f'sample {index}'
-
-
-def _lease_of(requests: list[SampleRequest]) -> SlabLease | None:
-    return requests[0].lease if requests else None
-
-
-class _NotReady(Exception):
-    """The next batch has not arrived yet."""
-
-
-def _taken_from(source: BackgroundIterator) -> Any:
-    try:
-        return source.take(CHECK_INTERVAL)
-    except queue.Empty:
-        raise _NotReady from None

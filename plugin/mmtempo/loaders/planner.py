@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def plan_loader(
     start_method: str,
     has_accelerator: bool,
     local_world_size: int,
-    limits: Limits | None = None,
+    limits: Limits,
     segments_per_batch: int = 4,
     worker_bytes: int | None = None,
 ) -> LoaderPlan:
@@ -59,7 +60,7 @@ def plan_loader(
         start_method: How workers are started, such as 'fork'.
         has_accelerator: Whether the training runs on a device other than the CPU.
         local_world_size: Number of processes on this node that have such a loader.
-        limits: Limits of the machine. Defaults to None: read them now.
+        limits: Limits of the machine.
         segments_per_batch: Number of shared memory segments in a batch. Defaults to 4.
         worker_bytes: Bytes of a worker, without its batches. Defaults to None: `WORKER_BYTES`.
 
@@ -67,16 +68,17 @@ def plan_loader(
         ValueError: If a value of the config is invalid, or one batch does not fit into memory.
     """
     asked = _asked(cfg, name)
+    spawned = start_method != 'fork'
     draft = _Draft(
         asked,
         name,
-        limits or Limits.of_this_machine(),
-        max(1, local_world_size),
-        spawned=start_method != 'fork',
+        limits,
+        local_world_size,
+        spawned,
         batch_bytes=(sample_bytes or 0) * batch_size,
         pinned=has_accelerator and asked['pin_memory'] is not False,
         segments=segments_per_batch,
-        worker_bytes=worker_bytes,
+        worker_bytes=WORKER_BYTES[spawned] if worker_bytes is None else worker_bytes,
     )
     draft.choose()
     draft.fit_memory()
@@ -121,29 +123,24 @@ def _asked(cfg: Mapping[str, Any], name: str) -> dict[str, Any]:
     return asked
 
 
+@dataclass
 class _Draft:
     """A plan in progress: chosen by the number of CPUs, then lowered to fit each limit."""
 
-    def __init__(
-        self,
-        asked: dict[str, Any],
-        name: str,
-        limits: Limits,
-        world: int,
-        spawned: bool,
-        batch_bytes: int,
-        pinned: bool,
-        segments: int,
-        worker_bytes: int | None,
-    ) -> None:
-        self.asked, self.name, self.limits, self.world = asked, name, limits, world
-        self.spawned, self.pinned = spawned, pinned
-        self.batch_bytes, self.segments = batch_bytes, segments
-        self.worker_bytes = WORKER_BYTES[spawned] if worker_bytes is None else worker_bytes
-        self.workers, self.ahead = 0, AHEAD
-        self.reasons: list[str] = []
-        self.warnings: list[str] = []
-        self.open_files: int | None = None
+    asked: dict[str, Any]
+    name: str
+    limits: Limits
+    world: int
+    spawned: bool
+    batch_bytes: int
+    pinned: bool
+    segments: int
+    worker_bytes: int
+    workers: int = 0
+    ahead: int = AHEAD
+    reasons: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    open_files: int | None = None
 
     def choose(self) -> None:
         """Set workers and batches ahead by the number of CPUs and the platform."""
@@ -305,7 +302,7 @@ def _container_size(number: int) -> str:
     return f'{1 << max(0, math.ceil(math.log2(number / (1 << 30))))}g'
 
 
-def check_sample_bytes(batch: Any) -> int:
+def count_bytes(batch: Any) -> int:
     """Return the bytes of tensors and arrays in a sample or a batch, however nested.
 
     Shared memory counts once: a batch may hold views along with the tensor that they view.

@@ -17,7 +17,7 @@ from .pipeline import BatchInfo, Pipeline, WaitStats
 from .plan import LoaderPlan
 from .shared_slabs import SlabPool
 from .worker import SeededDataset, SlabCollate, WorkerStart, WorkerStatus
-from .worker_pool import RequestSampler, WorkerPool
+from .worker_pool import WorkerPool
 
 Stage = Callable[[Iterator], Iterator]
 LAST = 64  # batches whose `BatchInfo` is kept
@@ -65,6 +65,9 @@ class PrefetchDataLoader(DataLoader):
         place: Position after the last batch that was taken.
         waiting: Statistics of the waits for batches.
         deliveries: Infos of the last 64 batches.
+        stage: Function from an iterator over batches on the host, which also has the method
+            `ready`, to one over batches on a device. None leaves batches on the host.
+        batches_per_iteration: Number of batches of an iteration, for the length of the loader.
     """
 
     sampler: Any
@@ -102,57 +105,46 @@ class PrefetchDataLoader(DataLoader):
         self.multiprocessing_context = context if plan.num_workers else None
         self.generator, self.pin_memory_device = None, ''
         self.seed, self.rank, self.processes = seed, rank, processes
-        self.place = StreamPosition(processes=processes)
+        self.batches_per_iteration = 1
+        self._batch_bytes = batch_bytes
+        self._set_up(endless)
+
+    def _set_up(self, endless: bool) -> None:
+        """Create the position, and the workers, which start with the first batch."""
+        self.endless, self.is_closed = endless, False
+        self.place = StreamPosition(processes=self.processes)
         self.waiting = WaitStats()
         self.deliveries: collections.deque[BatchInfo] = collections.deque(maxlen=LAST)
-        self.endless, self.is_closed = endless, False
-        self._stage: Stage | None = None
-        self._status = WorkerStatus(plan.num_workers)
-        arguments: dict[str, Any] = dict(
+        self.stage: Stage | None = None
+        self._status = WorkerStatus(self.num_workers)
+        seeded = SeededDataset(self.dataset, self._status)
+        collate_fn: Any = self.collate_fn
+        self._slabs: SlabPool | None = None
+        if self.num_workers and self._batch_bytes and SlabPool.is_supported():
+            self._slabs = SlabPool(self._batch_bytes)
+            collate_fn = SlabCollate(collate_fn or default_collate, seeded)
+        make = functools.partial(
+            _Loader,
+            seeded,
             collate_fn=collate_fn,
-            pin_memory=plan.pin_memory,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            multiprocessing_context=self.multiprocessing_context,
+            pin_memory=self.pin_memory,
             worker_init_fn=self.worker_init_fn,
             generator=torch.Generator(),  # else torch draws its base seed from the global one
         )
-        if plan.num_workers:
-            arguments.update(
-                num_workers=plan.num_workers,
-                prefetch_factor=plan.prefetch_factor,
-                persistent_workers=self.persistent_workers,
-                multiprocessing_context=context,
-            )
-        seeded = SeededDataset(dataset, self._status)
-        self._slabs: SlabPool | None = None
-        if plan.num_workers and batch_bytes and SlabPool.is_supported():
-            self._slabs = SlabPool(batch_bytes)
-            arguments['collate_fn'] = SlabCollate(collate_fn or default_collate, seeded)
-        self._pool = WorkerPool(
-            functools.partial(_torch_loader, seeded, arguments), self._status.is_busy
-        )
+        self._pool = WorkerPool(make, self._status.is_busy)
         self._pipeline: Pipeline | None = None
         self._batches: Iterator[Any] = iter(())
-        self._has_delivered = False  # since the pipeline was started
-        self._options: dict[str, Any] = dict(
-            rank=rank,
-            processes=processes,
-            collate_fn=collate_fn,
-            start=start,
-            batch_bytes=batch_bytes,
-            timeout=timeout,
-            context=context,
-            name=name,
-        )
         self._separate: PrefetchDataLoader | None = None  # of the last `for` loop, to use again
         # At exit of this process, run before multiprocessing joins its children.
         self._end = Finalize(self, self._pool.close, exitpriority=100)
 
-    @property
-    def delivery(self) -> BatchInfo | None:
-        """Info of the last batch; None before the first."""
-        return self.deliveries[-1] if self.deliveries else None
-
     def __len__(self) -> int:
-        return len(self.batch_sampler)
+        """Return the number of iterations of an epoch."""
+        return -(-len(self.batch_sampler) // self.batches_per_iteration)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Torch's method refuses to set samplers once hooks of mmdet have set `__initialized`.
@@ -167,17 +159,11 @@ class PrefetchDataLoader(DataLoader):
         epoch = self.place.epoch
         if not self.endless or not self.deliveries:
             epoch = getattr(self.sampler, 'epoch', 0)
-        elif self.place.batches == 0 and self.deliveries:
+        elif self.place.batches == 0:
             epoch -= 1  # no batch of the new epoch was taken
         loader = self._separate_loader()
-        loader.seek(StreamPosition(epoch, processes=self.processes), self.seed)
         try:
-            while True:
-                try:
-                    batch = loader.take()
-                except StopIteration:
-                    return
-                yield batch
+            yield from loader.batches(epoch=epoch)
         finally:
             if self._separate is None and self.persistent_workers and self._pipeline is None:
                 loader._stop_pipeline()
@@ -185,13 +171,14 @@ class PrefetchDataLoader(DataLoader):
             else:
                 loader.close()
 
-    def batches(self, on_wait: Callable[[], None] | None = None) -> Iterator[Any]:
-        """Iterate over all batches from the start, with this loader's workers; moves `place`.
+    def batches(self, on_wait: Callable[[], None] | None = None, epoch: int = 0) -> Iterator[Any]:
+        """Iterate over an epoch from its start, with this loader's workers; moves `place`.
 
         Args:
             on_wait: As in `take`. Defaults to None.
+            epoch: Number of the epoch. Defaults to 0.
         """
-        self.seek(StreamPosition(processes=self.processes))
+        self.seek(StreamPosition(epoch, processes=self.processes))
         while True:
             try:
                 batch = self.take(on_wait)
@@ -212,8 +199,6 @@ class PrefetchDataLoader(DataLoader):
             if not self.endless:
                 raise
         # Workers that do not persist end with the epoch: new ones see changes of the dataset.
-        if not self._has_delivered:
-            raise ValueError(f'{self.name}: the sampler gives no batches')
         self._stop_pipeline()
         try:
             return self._take(on_wait)
@@ -234,7 +219,6 @@ class PrefetchDataLoader(DataLoader):
             raise
         self.place, info = self._pipeline.delivered()
         self.deliveries.append(info)
-        self._has_delivered = True
         return batch
 
     def seek(self, place: StreamPosition, seed: int | None = None) -> None:
@@ -257,15 +241,6 @@ class PrefetchDataLoader(DataLoader):
         if self._pipeline is None and self._spans_epochs:
             self._pool.start_early()
 
-    def stage_with(self, stage: Stage | None) -> None:
-        """Set the stage that copies batches to a device.
-
-        Args:
-            stage: Function from an iterator over batches on the host, which also has the method
-                `ready`, to one over batches on the device. None leaves batches on the host.
-        """
-        self._stage = stage
-
     def close(self) -> None:
         """End the workers; the next batch starts them again, at the same position."""
         self._stop_pipeline()
@@ -287,7 +262,7 @@ class PrefetchDataLoader(DataLoader):
         self.close()
 
     def _begin(self) -> None:
-        self.is_closed = self._has_delivered = False
+        self.is_closed = False
         self._close_separate()  # so that only one set of workers runs
         self._pipeline = Pipeline(
             self._stream().batches_from(self.place, self._spans_epochs),
@@ -299,7 +274,7 @@ class PrefetchDataLoader(DataLoader):
             self.waiting,
             self._slabs,
         )
-        self._batches = self._stage(self._pipeline) if self._stage else self._pipeline
+        self._batches = self.stage(self._pipeline) if self.stage else self._pipeline
 
     @property
     def _spans_epochs(self) -> bool:
@@ -312,12 +287,12 @@ class PrefetchDataLoader(DataLoader):
     def _separate_loader(self) -> PrefetchDataLoader:
         """Return a loader of the same batches with another position."""
         loader, self._separate = self._separate, None
-        sampler, batch_sampler = _copied(self.sampler, self.batch_sampler, self.dataset)
         if loader is None:
-            return PrefetchDataLoader(
-                self.dataset, sampler, batch_sampler, self.plan, self.seed, **self._options
-            )
-        loader.sampler, loader.batch_sampler = sampler, batch_sampler
+            loader = copy.copy(self)
+            loader._set_up(endless=False)
+        loader.seed = self.seed
+        samplers = _copied(self.sampler, self.batch_sampler, self.dataset)
+        loader.sampler, loader.batch_sampler = samplers
         return loader
 
     def _close_separate(self) -> None:
@@ -351,9 +326,3 @@ class _Loader(DataLoader):
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the plan warns about this already."""
-
-
-def _torch_loader(
-    dataset: SeededDataset, arguments: dict[str, Any], sampler: RequestSampler
-) -> DataLoader:
-    return _Loader(dataset, batch_sampler=sampler, **arguments)

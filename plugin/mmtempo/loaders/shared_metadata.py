@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
 
+from mmtempo.utils.datasets import datasets_in
+
 
 class SharedArray(np.ndarray):
     """An array in shared memory, which is pickled for a worker by its handle, without a copy."""
@@ -37,20 +39,7 @@ def share_metadata(dataset: Any) -> None:
     Args:
         dataset: A dataset; datasets that it wraps are included.
     """
-    for part in _parts(dataset):
+    for part in datasets_in(dataset):
         serialized = getattr(part, 'data_bytes', None)
         if isinstance(part, BaseDataset) and type(serialized) is np.ndarray and serialized.size:
             part.data_bytes = SharedArray.of(torch.from_numpy(serialized).share_memory_())
-
-
-def _parts(dataset: Any) -> list[Any]:
-    """Return a dataset and the datasets that it wraps."""
-    found, seen = [dataset], set()
-    for part in found:
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        inner = getattr(part, '__dict__', {})
-        found += [inner['dataset']] if 'dataset' in inner else []
-        found += list(inner.get('datasets', []))
-    return found

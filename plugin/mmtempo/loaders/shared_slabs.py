@@ -65,7 +65,6 @@ class SlabPool:
         self._free: collections.deque[int] = collections.deque()
         self._maps: dict[int, mmap.mmap] = {}
         self._files: dict[int, int] = {}
-        self._read: set[int] = set()
         _pools[self._id] = self
 
     @staticmethod
@@ -84,15 +83,8 @@ class SlabPool:
         path = f'/proc/{os.getpid()}/fd/{self._files[number]}'
         return SlabLease(self._id, number, path, len(self._maps[number]), min(self._maps))
 
-    def finish(self, lease: SlabLease) -> None:
-        """End a lease whose batch has arrived; a slab that the batch did not use is free again."""
-        if lease.number in self._read:
-            self._read.discard(lease.number)
-        else:
-            self._free.append(lease.number)
-
     def discard(self, lease: SlabLease) -> None:
-        """Close the slab of a batch that did not arrive: a worker may still write to it."""
+        """Close the slab of a batch that did not arrive in it: a worker may still write to it."""
         if lease.number in self._maps:
             self._close(lease.number)
 
@@ -103,7 +95,6 @@ class SlabPool:
         buffer over the slab, whose finalizer returns the slab.
         """
         number = packed.lease.number
-        self._read.add(number)
         if packed.needed > self._size:
             self._size = math.ceil(packed.needed * HEADROOM)
         memory = self._maps[number]
@@ -144,26 +135,18 @@ class Packed:
     def __init__(self, lease: SlabLease, content: bytes, needed: int) -> None:
         self.lease, self.content, self.needed = lease, content, needed
         self.timing: Any = None
+        self._pinned: Any = None
 
     def read(self) -> Any:
         """Return the batch; call it in the training process."""
-        return _pools[self.lease.pool].read(self)
+        return _pools[self.lease.pool].read(self) if self._pinned is None else self._pinned
 
-    def pin_memory(self) -> Pinned:
+    def pin_memory(self) -> Packed:
         """Copy the batch to pinned memory, which frees the slab; torch's pin thread calls this."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Pinned(pin_memory(self.read()), self.timing)
-
-
-class Pinned:
-    """A batch in pinned memory, with the timing of its worker."""
-
-    def __init__(self, batch: Any, timing: Any) -> None:
-        self._batch, self.timing = batch, timing
-
-    def read(self) -> Any:
-        return self._batch
+        self._pinned = pin_memory(self.read())
+        return self
 
 
 class _Writer:

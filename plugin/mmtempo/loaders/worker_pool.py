@@ -18,7 +18,8 @@ from .background_iterator import BackgroundIterator
 from .batch_stream import SampleRequest
 from .worker import one_thread_each
 
-AHEAD = 2  # batches in the training process, besides those that each worker makes ahead
+AHEAD = 2  # batches that wait in the training process, after those that each worker makes ahead
+HELD = 2  # by a device stage: one for the present step, one for the next
 GRACE_PERIOD = 2.0  # seconds that a worker has to end before it is killed
 
 
@@ -56,13 +57,11 @@ class WorkerPool:
     would inherit what the main thread has open at that moment.
 
     Args:
-        make: Function that creates the torch loader over a batch sampler.
+        make: Function that creates the torch loader over the argument `batch_sampler`.
         is_busy: Function that returns whether a worker is making a sample.
     """
 
-    def __init__(
-        self, make: Callable[[RequestSampler], DataLoader], is_busy: Callable[[], bool]
-    ) -> None:
+    def __init__(self, make: Callable[..., DataLoader], is_busy: Callable[[], bool]) -> None:
         self._make, self._is_busy = make, is_busy
         self._sampler = RequestSampler()
         self._loader: DataLoader | None = None
@@ -72,12 +71,13 @@ class WorkerPool:
         self._early: tuple[queue.SimpleQueue, BackgroundIterator | Iterator[Any]] | None = None
 
     @property
-    def ahead(self) -> int:
-        """Number of batches that must be requested before the first one arrives."""
+    def most_requested(self) -> int:
+        """Number of batches to request ahead of the training, so that none waits for a request."""
         loader = self._made()
         if not loader.num_workers:
-            return 1
-        return loader.num_workers * (loader.prefetch_factor or 1) + AHEAD + 2
+            return HELD
+        # Torch waits for a further request before it returns a batch.
+        return loader.num_workers * (loader.prefetch_factor or 1) + 1 + AHEAD + HELD
 
     def begin(self) -> tuple[queue.SimpleQueue, BackgroundIterator | Iterator[Any]]:
         """Begin a stream of batches, with new workers or with those that persist.
@@ -173,7 +173,7 @@ class WorkerPool:
 
     def _made(self) -> DataLoader:
         if self._loader is None:
-            self._loader = self._make(self._sampler)
+            self._loader = self._make(batch_sampler=self._sampler)
         return self._loader
 
     def _kill(self) -> None:

@@ -14,7 +14,6 @@ averages, the log, checkpoints and evaluations. No hook needs to know about accu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from numbers import Number
 from typing import Any
 
@@ -46,21 +45,19 @@ def batches_per_iteration(runner: Any, count: str) -> int:
     return counts
 
 
-def wrap_loader(loader: Any, batches: int) -> Any:
-    """Return the dataloader with its length in iterations of `batches` batches each."""
-    if batches == 1:
-        return loader
-    if not isinstance(loader, PrefetchDataLoader):
+def count_iterations(loader: Any, batches: int) -> None:
+    """Have the length of a dataloader count iterations of `batches` batches each.
+
+    The log, schedules by epoch and hooks that look for the end of an epoch take the length of
+    the dataloader as the iterations of an epoch.
+    """
+    if isinstance(loader, PrefetchDataLoader):
+        loader.batches_per_iteration = batches
+    elif batches > 1:
         raise ValueError(
             "train_cfg.count='updates' needs train_dataloader as a dict, found a "
             f'{type(loader).__name__} that is built already; change it, {INSTEAD}'
         )
-    return UpdateLoader(loader, batches)
-
-
-def unwrap_loader(loader: Any) -> Any:
-    """Return the dataloader that was passed to `wrap_loader`."""
-    return vars(loader)['_loader'] if isinstance(loader, UpdateLoader) else loader
 
 
 def check_wrapper(wrapper: Any, count: str, batches: int) -> None:
@@ -81,35 +78,6 @@ def check_wrapper(wrapper: Any, count: str, batches: int) -> None:
             "train_cfg.count='updates' needs optim_wrapper.type='SparseOptimWrapper' or "
             f"'SparseAmpOptimWrapper', found {type(wrapper).__name__!r}; change it, {INSTEAD}"
         )
-
-
-class UpdateLoader:
-    """A dataloader whose length is in updates; it delegates everything else.
-
-    The log, schedules by epoch and hooks that look for the end of an epoch take the length of
-    the dataloader as the iterations of an epoch.
-
-    Args:
-        loader: The dataloader.
-        batches: Number of batches of an update.
-    """
-
-    def __init__(self, loader: Any, batches: int) -> None:
-        vars(self).update(_loader=loader, _batches=batches)
-
-    def __len__(self) -> int:
-        return -(-len(self._loader) // self._batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ('_loader', '_batches'):  # a copy has no attributes yet: no endless recursion
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
 
 
 class LogMeans:

@@ -11,13 +11,13 @@ from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
 from mmtempo.loaders import PrefetchDataLoader, StreamPosition
 from mmtempo.monitor.hook_calls import call_hooks
 
-from .accumulation import batches_per_iteration, check_wrapper, unwrap_loader, wrap_loader
-from .shared_failure import shared_failure
-from .training_batches import TrainingBatches, build, prefetch_to_device
+from .accumulation import count_iterations
+from .training_batches import prefetch_to_device
+from .training_step import PrefetchTraining
 
 
 @LOOPS.register_module()
-class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
+class PrefetchEpochBasedTrainLoop(PrefetchTraining, EpochBasedTrainLoop):
     """mmengine's `EpochBasedTrainLoop` with a prefetching dataloader that resumes exactly.
 
     It resumes within an epoch: training continues with the batch after the checkpoint, not at
@@ -48,33 +48,10 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         **kwargs: Arguments of `EpochBasedTrainLoop`.
     """
 
-    dataloader: Any
-
-    def __init__(
-        self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
-    ) -> None:
-        self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
-        loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, wrap_loader(loader, self.batches_per_iteration), **kwargs)
-        self._used: Any = None
-        self._batches: TrainingBatches | None = None
-        self._use(loader)
-
     @property
     def resumes_within_epoch(self) -> bool:
         """Whether a checkpoint saved within an epoch is resumed within it."""
         return self._batches is not None
-
-    @property
-    def repeats_evaluations(self) -> bool:
-        """Whether an evaluation that was interrupted by a signal is repeated on resume."""
-        return self._batches is not None
-
-    def run(self) -> Any:
-        """Train, and return the model."""
-        check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
-        with shared_failure():
-            return self._run()
 
     def _run(self) -> Any:
         if self._batches is not None:
@@ -117,11 +94,11 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
         if self._batches is None:
             super().run_iter(idx, data_batch)
         else:
-            self._batches.step(self, idx, data_batch)
+            self._step(self._batches, idx, data_batch)
 
     def _adopt(self) -> None:
         """Use the dataloader that `dataloader` holds now; a hook may have replaced it."""
-        current = unwrap_loader(self.dataloader)
+        current = self.dataloader
         if current is self._used:
             return
         if isinstance(self._used, PrefetchDataLoader):
@@ -130,13 +107,8 @@ class PrefetchEpochBasedTrainLoop(EpochBasedTrainLoop):
             f'train_dataloader: a hook has replaced it by a {type(current).__name__}, used from '
             f'epoch {self._epoch + 1} on'
         )
-        self.dataloader = wrap_loader(current, self.batches_per_iteration)
+        count_iterations(current, self.batches_per_iteration)
         self._use(current)
         if self._batches is not None:
             self._batches.resume(lambda: StreamPosition(self._epoch))
             prefetch_to_device(current, self.runner.model, training=True)
-
-    def _use(self, loader: Any) -> None:
-        self._used, self._batches = loader, None
-        if isinstance(loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(self.runner, loader, self.batches_per_iteration)

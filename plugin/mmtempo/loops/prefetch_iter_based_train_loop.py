@@ -8,16 +8,15 @@ from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop
 
 from mmtempo.evaluation.owed_evaluation import evaluate_owed, is_due
-from mmtempo.loaders import PrefetchDataLoader, ResumableInfiniteSampler, StreamPosition
+from mmtempo.loaders import ResumableInfiniteSampler, StreamPosition
 from mmtempo.monitor.hook_calls import call_hooks
 
-from .accumulation import batches_per_iteration, check_wrapper, wrap_loader
-from .shared_failure import shared_failure
-from .training_batches import TrainingBatches, build, prefetch_to_device
+from .training_batches import prefetch_to_device
+from .training_step import PrefetchTraining
 
 
 @LOOPS.register_module()
-class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
+class PrefetchIterBasedTrainLoop(PrefetchTraining, IterBasedTrainLoop):
     """mmengine's `IterBasedTrainLoop` with a prefetching dataloader that resumes exactly.
 
     Batches are a function of the seed and the position in the stream, whatever the number of
@@ -59,27 +58,15 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     def __init__(
         self, runner: Any, dataloader: Any, count: str = 'iterations', **kwargs: Any
     ) -> None:
-        self.count, self.batches_per_iteration = count, batches_per_iteration(runner, count)
-        loader = build(runner, dataloader, 'train_dataloader', endless=True)
-        super().__init__(runner, wrap_loader(loader, self.batches_per_iteration), **kwargs)
-        self._batches: TrainingBatches | None = None
-        if isinstance(loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(runner, loader, self.batches_per_iteration)
+        super().__init__(runner, dataloader, count, **kwargs)
+        if self._batches is not None:
             self.dataloader_iterator = self._batches
-            loader.start_early()  # workers start while a checkpoint may be loaded
+            self._batches.loader.start_early()  # workers start while a checkpoint may be loaded
 
-    @property
-    def repeats_evaluations(self) -> bool:
-        """Whether an evaluation that was interrupted by a signal is repeated on resume."""
-        return self._batches is not None
-
-    def run(self) -> Any:
-        """Train, and return the model."""
-        check_wrapper(self.runner.optim_wrapper, self.count, self.batches_per_iteration)
-        with shared_failure():
-            return super().run() if self._batches is None else self._run(self._batches)
-
-    def _run(self, batches: TrainingBatches) -> Any:
+    def _run(self) -> Any:
+        batches = self._batches
+        if batches is None:
+            return IterBasedTrainLoop.run(self)
         call_hooks(self.runner, 'before_train')
         call_hooks(self.runner, 'before_train_epoch')
         if self._iter > 0 and self._is_ours():
@@ -104,7 +91,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
     def run_iter(self, data_batch: Any) -> None:
         """Train on one batch, or on the batches of one update."""
         if self._batches is not None and self._is_ours():
-            self._batches.step(self, self._iter, data_batch)
+            self._step(self._batches, self._iter, data_batch)
             return
         if self.batches_per_iteration > 1:
             raise ValueError(
@@ -121,7 +108,7 @@ class PrefetchIterBasedTrainLoop(IterBasedTrainLoop):
         """Return the position that the iteration implies, for a checkpoint without one."""
         assert self._batches is not None
         # Not `self.dataloader`, which a hook may have replaced.
-        loader = wrap_loader(self._batches.loader, self.batches_per_iteration)
+        loader = self._batches.loader
         epoch, done = divmod(self._iter, len(loader))
         if isinstance(loader.sampler, ResumableInfiniteSampler):  # it has no epochs
             epoch, done = 0, self._iter

@@ -1,9 +1,10 @@
-"""The dataloader of a prefetching loop: build it, resume it, and train on its batches."""
+"""The dataloader of a prefetching loop: build it, resume it, and take its batches."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,20 +19,16 @@ from mmtempo.loaders import (
     StreamPosition,
     build_prefetch_dataloader,
 )
-from mmtempo.monitor.hook_calls import call_hooks
-from mmtempo.utils.phases import charged_to
 from mmtempo.utils.units import duration
 
-from .accumulation import LogMeans
 from .device_stage import stage_for
 from .saving import save_state, stop_if_asked
-from .step_rescue import StepRescue
 
 # Key of the loader position in the message hub, which every checkpoint contains.
 PLACE = 'train_loader_place'
 
 
-def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any:
+def build(runner: Any, dataloader: Any, name: str) -> Any:
     """Build the dataloader of a config dict; return any other object as it is."""
     register_safe_downloads()  # loops are built before a checkpoint is loaded
     if not isinstance(dataloader, dict):
@@ -40,7 +37,6 @@ def build(runner: Any, dataloader: Any, name: str, endless: bool = False) -> Any
         dataloader,
         seed=runner.seed,
         diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False),
-        endless=endless,
         name=name,
         model=runner.model,
     )
@@ -50,12 +46,10 @@ def prefetch_to_device(loader: Any, model: Any, training: bool) -> None:
     """Have the dataloader move batches to the model's device, one batch ahead."""
     if not isinstance(loader, PrefetchDataLoader):
         return
-    stage = stage_for(model, training)
-    if stage is None:
-        loader.stage_with(None)
-    else:
+    stage, loader.stage = stage_for(model, training), None
+    if stage is not None:
         side = _side_stream(stage.device)
-        loader.stage_with(functools.partial(DevicePrefetcher, stage=stage, side=side))
+        loader.stage = functools.partial(DevicePrefetcher, stage=stage, side=side)
 
 
 def evaluate(loop: Any, losses: dict[str, Any], stage: str, samples: int) -> dict:
@@ -101,31 +95,24 @@ def samples_of_iteration(loop: Any) -> int | None:
 class TrainingBatches(Iterator):
     """An iterator over the batches of a training, whose position is in every checkpoint.
 
-    In an iteration of several batches, each batch is taken after training on the previous one,
-    and the iteration ends with the epoch at the latest. A failure within the iteration, such as
-    a batch that cannot be made, loses that iteration only: weights are those of the last update.
-    Running statistics, as of batch normalization, already include the batches before the
-    failure.
-
     Args:
         runner: The runner of the training.
         loader: The dataloader of the training.
-        per_iteration: Number of batches of an iteration. Defaults to 1.
 
     Attributes:
         loader: The dataloader.
     """
 
-    def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
-        self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
+    def __init__(self, runner: Any, loader: PrefetchDataLoader) -> None:
+        self._runner, self.loader = runner, loader
         loader.endless = True
         self._logged_batches = 0
-        self._rescue = StepRescue(runner, infos=(PLACE,))
 
     def __next__(self) -> Any:
-        return self._take(on_wait=functools.partial(stop_if_asked, self._runner))
+        return self.take(on_wait=functools.partial(stop_if_asked, self._runner))
 
-    def _take(self, on_wait: Callable[[], None] | None = None) -> Any:
+    def take(self, on_wait: Callable[[], None] | None = None) -> Any:
+        """Return the next batch; save the training if it cannot be made."""
         try:
             return self.loader.take(on_wait)
         except LoaderError as error:
@@ -136,9 +123,9 @@ class TrainingBatches(Iterator):
     @property
     def number(self) -> int:
         """Index, within its epoch, of the iteration that begins with the last taken batch."""
-        length, most = len(self.loader), self._per_iteration
+        length = len(self.loader.batch_sampler)
         left = length - (self.loader.place.batches or length) + 1
-        return -(-length // most) - -(-left // most)
+        return len(self.loader) - -(-left // self.loader.batches_per_iteration)
 
     def resume(self, by_count: Callable[[], StreamPosition]) -> None:
         """Move the dataloader to the position of the checkpoint.
@@ -168,69 +155,22 @@ class TrainingBatches(Iterator):
             f'{position.samples} samples{how}'
         )
 
-    def _update_position(self) -> None:
+    def update_position(self) -> None:
         """Put the position after the last taken batch into the message hub.
 
         A checkpoint of this iteration must resume after that batch. Call it after the hooks at
         `before_train_iter`, of which the first saves the previous iteration if a signal has
         arrived.
         """
-        position: dict[str, Any] = self.loader.place.as_dict()
+        position: dict[str, Any] = asdict(self.loader.place)
         position.update(seed=self.loader.seed, iter=self._runner.iter + 1)
         position.update(per_iteration=samples_of_iteration(self._runner.train_loop))
         self._runner.message_hub.update_info(PLACE, position)
 
-    def step(self, loop: Any, number: int, batch: Any) -> None:
-        """Train one iteration, as stock's loops do.
-
-        Args:
-            loop: The training loop.
-            number: Index of the iteration, which hooks get as `batch_idx`.
-            batch: The first, or only, batch of the iteration; hooks get this one.
-        """
-        runner = self._runner
-        call_hooks(runner, 'before_train_iter', batch_idx=number, data_batch=batch)
-        self._rescue.begin()  # before the position changes: a failed step restores it
-        if self._per_iteration == 1:
-            self._update_position()
-            outputs = self._train_step(batch)
-        else:
-            outputs = self._update_with(batch)
-        arguments = dict(batch_idx=number, data_batch=batch, outputs=outputs)
-        call_hooks(runner, 'after_train_iter', **arguments)
-        loop._iter += 1
-
-    def _train_step(self, batch: Any) -> dict[str, Any]:
-        self._rescue.begin_step()
-        try:
-            return self._runner.model.train_step(batch, optim_wrapper=self._runner.optim_wrapper)
-        except Exception:
-            self._rescue.save()
-            raise
-
-    def _update_with(self, batch: Any) -> dict[str, Any]:
-        """Train on a batch and its successors up to an update; return the values to log."""
-        runner, loader, means = self._runner, self.loader, LogMeans()
-        usual = self._per_iteration * (loader.batch_size or self._samples)
-        runner.optim_wrapper.begin_update(runner.iter, usual)
-        for left in reversed(range(self._per_iteration)):
-            is_last = not left or loader.place.batches == 0  # the epoch has ended
-            if is_last:
-                self._update_position()
-            samples = self._samples
-            runner.optim_wrapper.announce(samples, is_last)
-            means.add(self._train_step(batch), samples)
-            if is_last:
-                break
-            with charged_to('data'):
-                batch = self._take()  # not `next`: a signal waits for the end of the update
-        return means.take()
-
     @property
-    def _samples(self) -> int:
+    def samples(self) -> int:
         """Number of samples of the last taken batch."""
-        assert self.loader.delivery is not None
-        return len(self.loader.delivery.samples)
+        return len(self.loader.deliveries[-1].samples)
 
     def log_statistics(self) -> None:
         """Log how long the training waited for batches, and what the dataset reports."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path as osp
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -14,8 +15,9 @@ from mmtempo.utils.checks import is_whole
 from .errors import BadSampleError
 from .png import decode_png
 
+_JPEG = b'\xff\xd8'
 # The end of a complete file. OpenCV only warns about a truncated one.
-_ENDINGS = {b'\xff\xd8': b'\xff\xd9', b'\x89P': b'IEND\xaeB`\x82'}
+_ENDINGS = {_JPEG: b'\xff\xd9', b'\x89P': b'IEND\xaeB`\x82'}
 
 # Flags of OpenCV for colour images at a fraction of their size.
 REDUCED = {
@@ -112,38 +114,32 @@ def check_reduce_to(reduce_to: Any, transform: str) -> tuple[int, int] | None:
 
 def jpeg_size(content: bytes) -> tuple[int, int] | None:
     """Return width and height from the header of a JPEG; None for other or damaged files."""
-    if content[:2] != b'\xff\xd8':
-        return None
-    offset = 2
-    while offset + 9 <= len(content):
-        if content[offset] != 0xFF:
-            return None
-        marker = content[offset + 1]
-        if marker == 0xFF:  # padding
-            offset += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
+    for marker, offset in _segments(content):
+        is_frame = 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)
+        if is_frame and offset + 9 <= len(content):
             height, width = struct.unpack_from('>HH', content, offset + 5)
             return width, height
-        else:
-            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], 'big')
     return None
 
 
 def _start_of_scan(content: bytes) -> int:
     """Return the offset of a JPEG's pixels: a preview before them has an end marker, too."""
-    if content[:2] != b'\xff\xd8':
+    if content[:2] != _JPEG:
         return 0
-    offset = 2
+    scans = (offset for marker, offset in _segments(content) if marker == 0xDA)
+    return next(scans, len(content))
+
+
+def _segments(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield marker and offset of each segment of a JPEG's header; none of another file."""
+    offset = 2 if content[:2] == _JPEG else len(content)
     while offset + 4 <= len(content) and content[offset] == 0xFF:
         marker = content[offset + 1]
-        if marker == 0xDA:
-            return offset
-        # Padding, or a segment that starts with its length.
-        skipped = (
-            1 if marker == 0xFF else 2 + int.from_bytes(content[offset + 2 : offset + 4], 'big')
-        )
-        offset += skipped
-    return len(content)
+        if marker == 0xFF:  # padding
+            offset += 1
+        else:
+            yield marker, offset
+            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], 'big')
 
 
 def _largest_factor(size: tuple[int, int], at_least: tuple[int, int]) -> int:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import cv2
 import numpy as np
 from mmengine.registry import TRANSFORMS
 from mmseg.datasets.transforms import LoadAnnotations
 
-from mmtempo.datasets.images.decode import decode
-from mmtempo.datasets.images.png import decode_png
-from mmtempo.datasets.images.read import decode_as_stock, get_content
+from mmtempo.datasets.images.read import decode_labels, get_content
 
 from .byte_ops import BYTES, look_up
-
-# Position and value of bit depth and colour type in the header of a PNG: 8 bits, grey.
-KIND_OF_PIXELS, GREY_BYTES = slice(24, 26), b'\x08\x00'
 
 
 @TRANSFORMS.register_module()
@@ -44,7 +38,7 @@ class FastLoadAnnotations(LoadAnnotations):
     def _load_seg_map(self, results: dict) -> None:
         path = results['seg_map_path']
         content = get_content(path, self.backend_args, 'segmentation map')
-        labels = self._decode(content, path)
+        labels = decode_labels(content, self.imdecode_backend, path, 'segmentation map')
         expected = results['reduce_zero_label']
         if self.reduce_zero_label is None:
             self.reduce_zero_label = expected
@@ -56,17 +50,6 @@ class FastLoadAnnotations(LoadAnnotations):
         table = label_table(bool(expected), results.get('label_map'))
         results['gt_seg_map'] = labels if table is None else look_up(labels, table)
         results['seg_fields'].append('gt_seg_map')
-
-    def _decode(self, content: bytes, path: str) -> np.ndarray:
-        kind = 'segmentation map'
-        is_grey = content[:4] == b'\x89PNG' and content[KIND_OF_PIXELS] == GREY_BYTES
-        # With transparency some versions of OpenCV return four channels.
-        if is_grey and self.imdecode_backend == 'pillow' and b'tRNS' not in content[:1024]:
-            flags = cv2.IMREAD_UNCHANGED
-            image = decode_png(content, flags)
-            return decode(content, flags, path, kind) if image is None else image
-        labels = decode_as_stock(content, 'unchanged', self.imdecode_backend, path, kind)
-        return labels.squeeze().astype(np.uint8)
 
 
 def label_table(reduce_zero_label: bool, label_map: Mapping[int, int] | None) -> np.ndarray | None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import cv2
 import numpy as np
 from mmcv.transforms import LoadImageFromFile
 from mmengine.registry import TRANSFORMS
 
 from mmtempo.datasets.images.decode import check_reduce_to, decode_reduced
-from mmtempo.datasets.images.read import decode_as_stock, get_content
+from mmtempo.datasets.images.read import FLAGS, decode_as_stock, get_content
 
-FLAGS = dict(
-    color=cv2.IMREAD_COLOR,
-    color_ignore_orientation=cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
-)
+REDUCIBLE = ['color', 'color_ignore_orientation']
 
 
 @TRANSFORMS.register_module()
@@ -49,11 +45,11 @@ class FastLoadImageFromFile(LoadImageFromFile):
         super().__init__(*args, **kwargs)
         self.reduce_to = check_reduce_to(reduce_to, type(self).__name__)
         if reduce_to is not None and (
-            self.imdecode_backend != 'cv2' or self.color_type not in FLAGS
+            self.imdecode_backend != 'cv2' or self.color_type not in REDUCIBLE
         ):
             raise ValueError(
                 f"{type(self).__name__}.reduce_to needs imdecode_backend='cv2' and a color_type of "
-                f'{sorted(FLAGS)}, found {self.imdecode_backend!r} and {self.color_type!r}; remove '
+                f'{REDUCIBLE}, found {self.imdecode_backend!r} and {self.color_type!r}; remove '
                 'reduce_to, or change the other two'
             )
 

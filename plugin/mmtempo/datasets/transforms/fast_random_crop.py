@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from mmcv.transforms.utils import cache_randomness
 from mmengine.registry import TRANSFORMS
@@ -46,11 +48,18 @@ class FastRandomCrop(RandomCrop):
     def crop_bbox(self, results: dict) -> Box:
         """Return top, bottom, left and right of the crop."""
         height, width = results['img'].shape[:2]
+        return self.draw_varied_box(
+            height, width, lambda box: self.crop(results['gt_seg_map'], box)
+        )
+
+    def draw_varied_box(
+        self, height: int, width: int, labels_in: Callable[[Box], np.ndarray]
+    ) -> Box:
+        """Draw boxes in an image of this size until no class dominates the labels in one."""
         box = self.draw_box(height, width)
         if self.cat_max_ratio < 1.0:
             for _ in range(10):
-                labels = self.crop(results['gt_seg_map'], box)
-                if is_varied(labels, self.ignore_index, self.cat_max_ratio):
+                if is_varied(labels_in(box), self.ignore_index, self.cat_max_ratio):
                     break
                 box = self.draw_box(height, width)
         return box

@@ -10,7 +10,6 @@ from mmcv.transforms import BaseTransform, RandomChoiceResize, RandomResize, Res
 from mmcv.transforms.utils import avoid_cache_randomness
 from mmengine.registry import TRANSFORMS
 
-from .crop_check import is_varied
 from .fast_random_crop import Box, FastRandomCrop
 from .partial_resize import nearest_indices, resize_part
 
@@ -80,7 +79,9 @@ class ResizeRandomCrop(BaseTransform):
             for key in results.get('seg_fields', [])
             if results.get(key) is not None
         }
-        box = self._draw_box(new_height, new_width, labels)
+        box = self.crop.draw_varied_box(
+            new_height, new_width, lambda box: labels['gt_seg_map'].take(box)
+        )
         results['img'] = resize_part(image, (new_width, new_height), box)
         for key, parts in labels.items():
             results[key] = parts.take(box)
@@ -103,17 +104,6 @@ class ResizeRandomCrop(BaseTransform):
             results['scale'] = tuple(int(side * factor + 0.5) for side, factor in factors)
         scale = results['scale']
         return rescale_size(size, scale) if self.keep_ratio else scale
-
-    def _draw_box(self, height: int, width: int, labels: dict[str, _NearestParts]) -> Box:
-        crop = self.crop
-        box = crop.draw_box(height, width)
-        if crop.cat_max_ratio < 1.0:
-            for _ in range(10):
-                part = labels['gt_seg_map'].take(box)
-                if is_varied(part, crop.ignore_index, crop.cat_max_ratio):
-                    break
-                box = crop.draw_box(height, width)
-        return box
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(resize={self.resize}, crop={self.crop})'

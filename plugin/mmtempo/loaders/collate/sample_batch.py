@@ -65,12 +65,7 @@ class SampleBatch(list[Any]):
             values = [each[path] for each in tensors if path in each]
             if len(values) == len(samples) and can_stack(values):
                 fields[_name(samples[0], path)] = Field(path, stack(values))
-        stacked_paths = {field.path for field in fields.values()}
-
-        def detach(path: Path, tensor: torch.Tensor) -> torch.Tensor | None:
-            return None if path in stacked_paths else own(tensor)
-
-        return _assemble([_changed(sample, detach) for sample in samples], fields)
+        return _assemble(cls(samples)._without(fields, own), fields)
 
     @property
     def stacked(self) -> dict[str, torch.Tensor]:
