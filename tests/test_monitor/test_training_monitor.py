@@ -36,7 +36,7 @@ class Monitors(Hook):
     def before_train(self, runner: Any) -> None:
         self.monitor = TrainingMonitor(runner, OPTIONS)
         self.monitor.begin(runner)
-        assert phases._active is self.monitor.timeline
+        assert phases._active == [self.monitor.timeline]
 
     def after_train(self, runner: Any) -> None:
         for end in self.ends:
@@ -50,7 +50,7 @@ def summary_after(work: Path, *ends: Any) -> dict:
     hook = Monitors(*ends)
     runner.register_hook(hook)
     runner.train()
-    assert phases._active is None
+    assert phases._active == []
     assert not runner.model._forward_hooks
     assert not runner.model._forward_pre_hooks
     return json.loads((work / 'tempo_summary.json').read_text())
