@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+if TYPE_CHECKING:
+    from .hook_timer import HookTimer
 
-class HookObserver(Protocol):
-    """Measures hooks, without a reference to their runner."""
-
-    def hooks_at(self, point: str, runner: Any, arguments: dict[str, Any]) -> Iterator[Any]:
-        """Yield the hooks of a runner; each is called before the next one is taken."""
+_observers: WeakKeyDictionary[Any, HookTimer] = WeakKeyDictionary()
 
 
-_observers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
-def observe_hooks(runner: Any, observer: HookObserver) -> None:
+def observe_hooks(runner: Any, observer: HookTimer) -> None:
     """Have `call_hooks` of this runner take its hooks from the observer, until `stop_observing`."""
     _observers[runner] = observer
 
@@ -27,7 +22,7 @@ def stop_observing(runner: Any) -> None:
     _observers.pop(runner, None)
 
 
-def observer_of(runner: Any) -> Any:
+def observer_of(runner: Any) -> HookTimer | None:
     """Return the observer of a runner; None if it has none."""
     return _observers.get(runner)
 
@@ -40,7 +35,7 @@ def hooks_at(runner: Any, point: str, arguments: dict[str, Any]) -> Iterable[Any
         point: Name of the hook point.
         arguments: Keyword arguments of the hooks.
     """
-    observer = observer_of(runner)
+    observer = _observers.get(runner)
     return list(runner.hooks) if observer is None else observer.hooks_at(point, runner, arguments)
 
 
@@ -55,10 +50,11 @@ def call_hooks(runner: Any, point: str, **arguments: Any) -> None:
         point: Name of the hook point.
         **arguments: Keyword arguments of the hooks.
     """
-    if observer_of(runner) is None or _overrides_call_hook(runner):
+    observer = _observers.get(runner)
+    if observer is None or _overrides_call_hook(runner):
         runner.call_hook(point, **arguments)
         return
-    for hook in hooks_at(runner, point, arguments):
+    for hook in observer.hooks_at(point, runner, arguments):
         if hasattr(hook, point):
             try:
                 getattr(hook, point)(runner, **arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -199,14 +200,8 @@ class _Phases(dict):
         return phase
 
 
-class _ModuleHook:
+class _ModuleHook(functools.partial):
     """A hook of a module whose copies and pickles do nothing, as a copied model is not timed."""
-
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> None:
-        self._hook(*args)
 
     def __reduce__(self) -> tuple:
         return _ModuleHook, (_nothing,)
