@@ -125,8 +125,8 @@ class TrainingMonitor:
         self.data_seconds = 0.0  # of several batches, complete only after the step
         self._warm = runner.iter + WARM_UP
         self._seen: set[tuple | None] = {None}  # shapes of inputs
-        self._shape_notes: dict[tuple | None, dict[str, Any]] = {}  # note fields by shape
-        self._shape_note: dict[str, Any] = {}  # note fields of the open iteration
+        self._shape: tuple | None = None  # of the open iteration
+        self._is_new_shape = False
         self._suspect = 0.0  # nanoseconds from which on an iteration may be judged slow
         self.look_at = runner.iter + MOST_UNSEEN
         self._device_parts: dict[str, LogHistogram] = {}
@@ -196,23 +196,10 @@ class TrainingMonitor:
     def _open(self, runner: Any, arguments: dict[str, Any]) -> None:
         """Begin an iteration, before its first hook; its batch has arrived."""
         self.data_seconds = self.timeline.begin()
-        shape = shape_of(arguments.get('data_batch'))
-        note = self._shape_notes.get(shape)
-        self._shape_note = self._new_shape_note(shape) if note is None else note
-
-    def _new_shape_note(self, shape: tuple | None) -> dict[str, Any]:
-        """Return the note fields for a new shape of inputs, or for one of the first iterations."""
-        note = {} if shape is None else dict(shape=shape)
-        is_new = shape not in self._seen and len(self._seen) <= MOST_SHAPES
-        if is_new:
+        self._shape = shape = shape_of(arguments.get('data_batch'))
+        self._is_new_shape = shape not in self._seen and len(self._seen) <= MOST_SHAPES
+        if self._is_new_shape:
             self._seen.add(shape)
-        if self.timeline.number <= self._warm:
-            return dict(note, is_first=True)
-        if is_new:
-            return dict(note, is_new_shape=True)
-        if shape in self._seen:
-            self._shape_notes[shape] = note
-        return note
 
     def _begin_step(self, *args: Any) -> None:
         self._step_timer.begin()
@@ -246,7 +233,11 @@ class TrainingMonitor:
 
     def _note(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the note of an iteration that may be slow; see `SlowIteration.note`."""
-        note = dict(self._shape_note)
+        note: dict[str, Any] = {} if self._shape is None else dict(shape=self._shape)
+        if self.timeline.number <= self._warm:
+            note['is_first'] = True
+        elif self._is_new_shape:
+            note['is_new_shape'] = True
         # Read from the loop each time, because hooks may replace its dataloader.
         deliveries = getattr(self._loop().dataloader, 'deliveries', None)
         batch = arguments.get('data_batch')
