@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 from mmtempo.device.event_timer import EventTimer
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_points import ALONG
+from mmtempo.report.terminal import to_text
 from mmtempo.system.process_counters import IterationCounters
 from mmtempo.system.readings import MachineReadings
 from mmtempo.system.sampler import MachineSampler
@@ -337,7 +338,7 @@ class TrainingMonitor:
                 self._logger.warning(f'ThroughputMonitorHook: {type(problem).__name__}: {problem}')
         summary = self.report.end(status, error)
         if self._writes and summary['iterations']:
-            self._logger.info(self.report.text(summary))
+            self._logger.info(to_text(summary))
 
     def _to_stop(self) -> Iterator[Callable[[], Any]]:
         yield self._step_timer.close
