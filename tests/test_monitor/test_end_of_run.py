@@ -18,7 +18,7 @@ from mmtempo.cli.run import run_tool
 from mmtempo.loaders import LoaderError
 from mmtempo.logging.nonfinite import NonFiniteError
 from mmtempo.monitor import training_monitor
-from mmtempo.monitor.hook_calls import observer_of
+from mmtempo.monitor.hook_calls import timers
 from mmtempo.report import read_log
 from mmtempo.timing.stall_detector import StallDetector
 from mmtempo.utils.phases import charged_to
@@ -158,7 +158,7 @@ def test_failed_training_can_be_started_again(
     assert [line['kind'] for line in lines_of(tmp_path)].count('run') == 2
     summary = summary_of(tmp_path)
     assert (summary['status'], summary['last_iter']) == ('completed', 60)
-    assert observer_of(runner) is None
+    assert runner not in timers
 
 
 def test_resumed_training_continues_the_log(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_evaluation_after_a_failure_keeps_the_status(
         runner.train()
     runner.val()
     assert summary_of(tmp_path)['status'] != 'completed'
-    assert observer_of(runner) is None
+    assert runner not in timers
 
 
 def test_training_in_a_hook_leaves_the_outer_one_monitored(

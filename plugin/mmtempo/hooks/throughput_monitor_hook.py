@@ -78,7 +78,7 @@ class ThroughputMonitorHook(IterTimerHook):
         stage_profile: dict | None = None,
     ) -> None:
         super().__init__()
-        self.options = MonitorOptions.checked(interval, stall_factor, watch_interval, stage_profile)
+        self.options = MonitorOptions(interval, stall_factor, watch_interval, stage_profile)
         self._monitor: TrainingMonitor | None = None
         self._timed_at = self._paused_at = 0.0
         # For each iteration since the last read: the time of its end, in seconds of

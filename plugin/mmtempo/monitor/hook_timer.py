@@ -10,7 +10,7 @@ from mmengine.hooks import CheckpointHook, Hook, LoggerHook
 from mmtempo.timing.timeline import Timeline
 from mmtempo.utils.phases import HOOKS, LOADER_ENDS
 
-from .hook_calls import observer_of
+from .hook_calls import timers
 
 # By hook point, the phase of the time before its first hook.
 BEFORE = dict(
@@ -109,7 +109,7 @@ class HookTimer:
 class HookEdge(Hook):
     """First or last hook of a runner, for loops that do not use `call_hooks`.
 
-    It tells the timer that observes the runner, if any, where a hook point begins or ends. Hooks
+    It tells the timer of the runner, if it has one, where a hook point begins or ends. Hooks
     of priority HIGHEST that were registered earlier, and hooks of priority LOWEST that were
     registered later, are outside.
 
@@ -124,7 +124,7 @@ class HookEdge(Hook):
 
 def _reaching(point: str) -> Callable[..., None]:
     def method(self: HookEdge, runner: Any, **arguments: Any) -> None:
-        timer = observer_of(runner)
+        timer = timers.get(runner)
         if timer is not None and self.is_last:
             timer.mark_all()
             timer.closing[point](runner, arguments)

@@ -31,7 +31,7 @@ from mmtempo.utils.phases import STEP, activate, charged_to, deactivate
 from mmtempo.utils.runner import optimizers_of
 from mmtempo.utils.write_guard import WriteGuard
 
-from .hook_calls import observe_hooks, stop_observing
+from .hook_calls import timers
 from .hook_timer import VISUALIZER, HookTimer
 from .options import MonitorOptions
 from .profile_window import ProfileWindow, line_of
@@ -150,7 +150,7 @@ class TrainingMonitor:
         self._end_of_run = weakref.finalize(runner, self.abandon)
         _active.add(self)
         activate(self.timeline)
-        observe_hooks(runner, self._hook_timer)
+        timers[runner] = self._hook_timer
         self.timeline.start()
 
     def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
@@ -176,7 +176,7 @@ class TrainingMonitor:
             self._end('completed')
         else:
             self.abandon()
-        stop_observing(runner)
+        timers.pop(runner, None)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the monitor of a training that failed or was interrupted.
