@@ -93,12 +93,11 @@ class HookTimer:
         if types != [*map(type, hooks)]:
             types, order = [*map(type, hooks)], []
             for index, hook in enumerate(hooks):
-                number = types[: index + 1].count(types[index])
-                name = f'hook:{types[index].__name__}' + (f' {number}' if number > 1 else '')
-                phase = None
                 if isinstance(hook, HookEdge):
                     continue
+                phase, number = None, types[: index + 1].count(types[index])
                 if point in _hook_points_of(hook):
+                    name = f'hook:{types[index].__name__}' + (f' {number}' if number > 1 else '')
                     self.categories[name] = category_of(hook)
                     phase = self._timeline.phase(name)
                 order.append((index, phase))
