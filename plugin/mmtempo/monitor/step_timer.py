@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -200,8 +199,14 @@ class _Phases(dict):
         return phase
 
 
-class _ModuleHook(functools.partial):
+class _ModuleHook:
     """A hook of a module whose copies and pickles do nothing, as a copied model is not timed."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        self._hook(*args)
 
     def __reduce__(self) -> tuple:
         return _ModuleHook, (_nothing,)
