@@ -12,14 +12,14 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmtempo.monitor.hook_calls import observer_of
+from mmtempo.monitor.hook_calls import timers
 from mmtempo.monitor.hook_timer import add_edges
 from mmtempo.monitor.options import MonitorOptions
 from mmtempo.monitor.training_monitor import TrainingMonitor, end_monitored, worker_of
 from mmtempo.utils import phases
 from tests.testing.toy import SPARSE, config
 
-OPTIONS = MonitorOptions.checked(None, 8.0, 0, None)
+OPTIONS = MonitorOptions(None, 8.0, 0, None)
 
 
 class Monitors(Hook):
@@ -36,7 +36,7 @@ class Monitors(Hook):
     def before_train(self, runner: Any) -> None:
         self.monitor = TrainingMonitor(runner, OPTIONS)
         self.monitor.begin(runner)
-        assert phases._active is self.monitor.timeline
+        assert phases._active == [self.monitor.timeline]
 
     def after_train(self, runner: Any) -> None:
         for end in self.ends:
@@ -50,7 +50,7 @@ def summary_after(work: Path, *ends: Any) -> dict:
     hook = Monitors(*ends)
     runner.register_hook(hook)
     runner.train()
-    assert phases._active is None
+    assert phases._active == []
     assert not runner.model._forward_hooks
     assert not runner.model._forward_pre_hooks
     return json.loads((work / 'tempo_summary.json').read_text())
@@ -58,7 +58,7 @@ def summary_after(work: Path, *ends: Any) -> dict:
 
 def complete(monitor: TrainingMonitor, runner: Any) -> None:
     monitor.leave(runner, is_complete=True)
-    assert observer_of(runner) is None
+    assert runner not in timers
 
 
 def abort(monitor: TrainingMonitor, runner: Any) -> None:
