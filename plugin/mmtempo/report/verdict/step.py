@@ -83,7 +83,7 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
     times = f'{duration(found.new)} instead of {duration(found.old)}'
     if found.is_gradual:
         headline = f'Iterations become slower: {times} at the end.'
-        why = [f'The time of an iteration grows evenly, at a cost of {run.cost(found.lost)}.']
+        why = [f'Even growth, apart from waiting for data: {run.cost(found.lost)}.']
         yield Finding('drift', found.lost, headline, why)
         return
     first = (run.summary.get('first_iter') or 0) + found.index + 1
@@ -93,7 +93,7 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
     near.sort(key=lambda one: abs(one['iter'] - first))
     first, about = (near[0]['iter'], '') if near else (first, 'about ')
     headline = f'Iterations take {times} from {about}iteration {first} on.'
-    why = [f'Slower pace: {run.cost(found.lost)}.']
+    why = [f'Slower pace, apart from waiting for data: {run.cost(found.lost)}.']
     if near and near[0].get('category') not in (None, 'pace'):
         why.append(f'The change is in {near[0].get("phase")}: {near[0].get("cause")}.')
     events = _events_near(run, first, pace['size'])
