@@ -107,14 +107,6 @@ def test_storages_are_not_kept_alive() -> None:
         assert kept.expired()
 
 
-def test_values_and_indices_of_sparse_tensors_count() -> None:
-    matrix = torch.eye(6).to_sparse()
-    dense = torch.randn(6, 3, requires_grad=True)
-    with SavedActivations() as saved:
-        torch.sparse.mm(matrix, dense).sum()
-    assert saved.bytes == FLOAT * 6 + 8 * 2 * 6
-
-
 def test_copies_in_half_precision_count() -> None:
     model, x = net(), torch.randn(5, 8)
     with SavedActivations(model) as saved, torch.autocast('cpu', torch.bfloat16):

@@ -46,7 +46,6 @@ def test_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert command[1] == str(TRAIN)
         assert TRAIN.is_file()
         folder = Path(command[command.index('--work-dir') + 1])
-        folder.mkdir()
         saves = 'default_hooks.checkpoint.interval=100' in command
         ran.append('save' if saves else 'no save')
         write_windows(folder / 'tempo.jsonl', slower=1.1 if saves else 1.0)

@@ -55,7 +55,7 @@ class MeddlingHook(Hook):
             return
         for hook in runner.hooks:  # leave an earlier save alone
             if type(hook).__name__ == 'AsyncCheckpointHook':
-                hook._saving._writer.wait()
+                hook._saver._writer.wait()
         name, *words = act
         getattr(self, name)(*words)
 

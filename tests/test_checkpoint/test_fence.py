@@ -38,8 +38,8 @@ class BareValLoop(ValLoop):
     @torch.no_grad()
     def run(self) -> dict:
         self.runner.call_hook('before_val_epoch')
-        if hasattr(hook_of(self.runner), '_saving'):
-            hook_of(self.runner)._saving.fence()  # a copy made after this is too late
+        if hasattr(hook_of(self.runner), '_saver'):
+            hook_of(self.runner)._saver.await_copies()  # a copy made after this is too late
         self.runner.model.eval()
         for batch in self.dataloader:
             outputs = self.runner.model.val_step(batch)

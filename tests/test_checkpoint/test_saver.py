@@ -17,8 +17,7 @@ from mmtempo.checkpoint.io.save import Save
 from mmtempo.checkpoint.io.writer import DurableWriter
 from mmtempo.checkpoint.saver import (
     CheckpointSaver,
-    DeferredRemovals,
-    SavingRunner,
+    Replacing,
     _HookState,
     describe,
 )
@@ -88,15 +87,6 @@ def test_file_that_is_written_again_is_not_removed(tmp_path: Path) -> None:
     assert runner.message_hub.get_info('best_score') == 0.9
 
 
-def test_deferred_removals_are_passed_on() -> None:
-    removed: list[str] = []
-    backend = DeferredRemovals(LocalBackend(), removed.append)
-    assert backend.join_path('a', 'b') == 'a/b'
-    backend.remove('x')
-    backend.rmtree('y')
-    assert removed == ['x', 'y']
-
-
 def test_file_backend_is_replaced_only_while_stock_saves_the_best(tmp_path: Path) -> None:
     seen: list[type] = []
 
@@ -110,13 +100,13 @@ def test_file_backend_is_replaced_only_while_stock_saves_the_best(tmp_path: Path
         seen.append(type(hook.file_backend)) or is_better(*scores)
     )
     runner.train()
-    assert seen == [DeferredRemovals]
+    assert seen == [Replacing]
     assert type(hook.file_backend) is LocalBackend
 
 
-def test_saving_runner_replaces_only_save_checkpoint() -> None:
+def test_proxy_replaces_only_the_given_methods() -> None:
     saved: list[str] = []
-    runner = SavingRunner(SimpleNamespace(iter=3, save_checkpoint=None), saved.append)
+    runner = Replacing(SimpleNamespace(iter=3, save_checkpoint=None), save_checkpoint=saved.append)
     runner.save_checkpoint('x')
     assert (runner.iter, saved) == (3, ['x'])
 
@@ -131,11 +121,11 @@ def saving() -> tuple[CheckpointSaver, Any]:
     return CheckpointSaver(hook, runner, lambda: None), hub
 
 
-def test_error_in_a_batch_restores_hook_and_hub() -> None:
+def test_error_in_a_group_restores_hook_and_hub() -> None:
     one, hub = saving()
 
     def add_and_fail() -> None:
-        with one.batch():
+        with one.group():
             one._hook.keep_ckpt_ids.append(3)
             hub.update_info('best_score', 0.9)
             hub.update_info('best_ckpt', 'x')
@@ -175,9 +165,9 @@ def test_failed_saves_of_two_hooks_restore_their_own_entries(order: tuple[int, .
     one.close()
 
 
-def test_batch_without_files_is_not_saved(calls: list) -> None:
+def test_group_without_files_is_not_saved(calls: list) -> None:
     one, _ = saving()
-    with one.batch(), one.batch():
+    with one.group(), one.group():
         pass
     one.wait(is_last=True)
     assert calls == []

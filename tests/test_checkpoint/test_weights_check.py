@@ -155,7 +155,7 @@ def test_bad_copy_of_the_last_save_counts_after_the_weights_recovered(tmp_path: 
         priority = 'LOWEST'
 
         def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-            hook_of(runner)._saving._writer.wait()
+            hook_of(runner)._saver._writer.wait()
             heal(runner)
 
     runner = Runner.from_cfg(saving(tmp_path, 8))
@@ -191,7 +191,7 @@ def test_bad_copy_of_a_best_checkpoint(tmp_path: Path) -> None:
 
         def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
             if runner.iter == 6:
-                hook_of(runner)._saving._writer.wait()
+                hook_of(runner)._saver._writer.wait()
 
     cfg = with_evaluation(saving(tmp_path, interval=5, save_best='seen', rule='greater'))
     cfg.train_cfg.val_interval = 3

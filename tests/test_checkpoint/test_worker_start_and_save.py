@@ -65,7 +65,7 @@ def save_and_start(work: str, when: str) -> None:
     if when != 'first':
         writer.save([(f'{work}/before', content)])
         writer.wait()
-        process = writer._worker._process
+        process = writer._thread._process
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP if when == 'killed during a save' else signal.SIGKILL)
     writer.save([(f'{work}/file', content)])
@@ -106,10 +106,10 @@ class KillIdleWriter(Hook):
 
     def before_train_epoch(self, runner: Runner) -> None:
         for hook in runner.hooks:
-            saving = getattr(hook, '_saving', None)
+            saving = getattr(hook, '_saver', None)
             if saving is not None and runner.epoch == 2:
                 saving.wait()
-                process = saving._writer._worker._process
+                process = saving._writer._thread._process
                 os.kill(process.pid, signal.SIGKILL)
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 

@@ -207,10 +207,8 @@ def test_copies_run_on_the_side_stream(has_seam: bool, monkeypatch: pytest.Monke
         ('event', 'side of cuda:1'),
     ]
     assert (fake.current.name, fake.index) == ('computing', 0)
-    stream.hold(event)
+    stream.make_current_wait(event)
     assert fake.asked[4:] == [('computing', 'waits for', 'event')]
-    stream.wait(event)
-    assert fake.asked[5:] == ['host waits']
 
 
 @pytest.mark.parametrize('has_seam', [True, False])
@@ -237,7 +235,7 @@ def test_content_is_referenced_until_it_was_read(
     assert all(content() is None for content in held)
     for _ in range(3):
         event = stream.keep(set())
-        stream.hold(event)
+        stream.make_current_wait(event)
         stream.release()
     assert fake.events == 2
     assert 'host waits' not in fake.asked

@@ -185,9 +185,7 @@ def test_iterations_are_counted_if_each_has_a_log_line(tiny_cfg: Config) -> None
     cfg.default_hooks.logger.interval = 1
     report = count_host_syncs(cfg, iterations=2)
     assert report.with_lines
-    output = io.StringIO()
-    report.show(Console(file=output, width=140))
-    assert 'over 2 iterations with log lines' in output.getvalue()
+    assert 'over 2 iterations with log lines' in printed_text(SyncComparison(report, report))
 
 
 def test_run_leaves_no_files_and_no_global_state(tiny_cfg: Config, tmp_path: Path) -> None:
@@ -263,21 +261,15 @@ def test_run_that_is_too_short_is_an_error(tiny_cfg: Config) -> None:
 
 def test_report_is_printed_with_short_paths(tiny_cfg: Config) -> None:
     report = count_host_syncs(long(tiny_cfg), iterations=2)
-    output = io.StringIO()
-    report.show(Console(file=output, width=140))
-    assert 'synchronizations: 3 per iteration, over 2 iterations without' in output.getvalue()
-    assert 'mmengine/logging/message_hub.py:' in output.getvalue()
-    assert 'site-packages' not in output.getvalue()
-    output = io.StringIO()
-    SyncReport(2, []).show(Console(file=output, width=140))
-    assert output.getvalue().startswith('host-device synchronizations: 0 per iteration')
+    text = printed_text(SyncComparison(report, SyncReport(2, [])))
+    assert 'synchronizations: 3 per iteration with stock parts, 0 with mmtempo' in text
+    assert 'mmengine/logging/message_hub.py:' in text
+    assert 'site-packages' not in text
 
 
 def printed(comparison: SyncComparison) -> list[str]:
     """Return the cells of each row, then the last line."""
-    output = io.StringIO()
-    comparison.show(Console(file=output, width=140))
-    lines = output.getvalue().splitlines()
+    lines = printed_text(comparison).splitlines()
     return [' '.join(line.replace('│', ' ').split()) for line in lines if line[0] in '│h']
 
 

@@ -63,7 +63,7 @@ def clear(name: str) -> Callable:
 
 def settled(check: Callable) -> Callable:
     def wait_and_check(runner: Runner) -> None:
-        hook_of(runner)._saving.wait()
+        hook_of(runner)._saver.wait()
         check(runner, hook_of(runner))
 
     return wait_and_check
@@ -149,11 +149,11 @@ def no_memory(runner: Runner) -> None:
     def save(*args: Any, **kwargs: Any) -> None:
         raise MemoryError('no room for the copy')
 
-    hook_of(runner)._saving._writer.save = save
+    hook_of(runner)._saver._writer.save = save
 
 
 def seen_before_the_end(runner: Runner) -> None:
-    hook_of(runner)._saving._writer.wait()
+    hook_of(runner)._saver._writer.wait()
 
 
 @pytest.mark.usefixtures('slow_writer')
@@ -206,7 +206,7 @@ def test_failed_save_is_logged_after_a_crash(tmp_path: Path) -> None:
         (path,) = Path(runner.log_dir).glob('*.log')
         assert 'iter_4.pth failed' not in path.read_text()  # it is not complete yet
         # The finalizer, which runs at the end of the process at the latest.
-        hook_of(runner)._saving._end()
+        hook_of(runner)._saver._end()
         return path
 
     assert train_and_crash().read_text().count('iter_4.pth failed: [Errno 21]') == 1

@@ -36,7 +36,7 @@ class ListsThreads(Hook):
             self.seen.update(before=native_threads())
         if runner.iter + 1 == 15:
             (hook,) = (one for one in runner.hooks if type(one).__name__ == 'AsyncCheckpointHook')
-            hook._saving._writer.wait()
+            hook._saver._writer.wait()
             self.seen.update(
                 after=native_threads(), threads=threads(), main=torch.get_num_threads()
             )

@@ -34,7 +34,7 @@ def test_log_point_keeps_what_was_true_then() -> None:
     hub.update_info('eta', 2.0)
     scalars.note('train/loss', torch.tensor(8.0))
     scalars.seal(1)
-    assert scalars.arrived(point.window, wait=True)
+    assert scalars.deliver(point.window, wait=True)
     assert (point.iter, point.epoch, point.model, point.max_iters) == (0, 0, None, 9)
     assert point.message_hub.get_info('eta') == 1.0
     assert point.message_hub.get_scalar('train/loss').data[0].tolist() == [0.5]

@@ -65,9 +65,9 @@ def test_a_line_has_the_iterations_of_its_window_only(scalars: ScalarBuffer) -> 
     window = scalars.send()
     iterate(scalars, times, 2)
     scalars.gather()
-    assert not scalars.arrived(window)
+    assert not scalars.deliver(window)
     iterate(scalars, times, 3)
-    assert scalars.arrived(window, wait=True)
+    assert scalars.deliver(window, wait=True)
     read: dict[str, Any] = {key: one.data[0].tolist() for key, one in window.histories.items()}
     assert read == dict(loss=[1.0], time=[1.0])
 
@@ -107,7 +107,7 @@ def test_copy_for_a_checkpoint_waits_when_it_is_read(
     window = scalars.send()
     iterate(scalars, Times(), 3)
     copied = copy.deepcopy(hub.log_scalars['loss'])
-    assert not scalars.arrived(window)  # the copy has not waited
+    assert not scalars.deliver(window)  # the copy has not waited
     iterate(scalars, Times(), 4)
     made: list[HistoryBuffer] = []
     thread = threading.Thread(target=lambda: made.append(copy.deepcopy(copied)))
@@ -116,7 +116,7 @@ def test_copy_for_a_checkpoint_waits_when_it_is_read(
     assert type(made[0]) is HistoryBuffer
     assert made[0].data[0].tolist() == [1.0, 2.0, 3.0]
     assert copied.totals[:2] == [3, 6.0]
-    assert scalars.arrived(window, wait=True)
+    assert scalars.deliver(window, wait=True)
     assert window.histories['loss'].data[0].tolist() == [1.0, 2.0]
     assert hub.get_scalar('loss').data[0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
@@ -139,5 +139,5 @@ def test_copies_between_two_lines_do_not_mix_them(
     answers = iter([False, True, True, True, True])
     monkeypatch.setattr(Underway, 'arrived', property(lambda copy: next(answers)))
     scalars.fetch(wait=False)
-    assert scalars.arrived(window)
+    assert scalars.deliver(window)
     assert window.histories['loss'].data[0].tolist() == [1.0]

@@ -24,6 +24,10 @@ def fill(rows: ScalarRows, iterations: range) -> None:
         rows.seal(iteration)
 
 
+def taken(rows: ScalarRows, ticket: int, wait: bool) -> list:
+    return [row for shipment in rows.take(ticket, wait) for row in shipment.values]
+
+
 def test_rows_come_back_in_order() -> None:
     rows = ScalarRows()
     rows.note('a', torch.tensor(1.5), count=3)
@@ -34,13 +38,12 @@ def test_rows_come_back_in_order() -> None:
     rows.note('b', torch.tensor(5.0))
     rows.seal(1)
     rows.seal(2)  # no values
-    taken = list(rows.take(rows.send(), wait=False))
-    assert taken == [
+    assert taken(rows, rows.send(), wait=False) == [
         (0, [('a', 1.5, 3), ('b', 2.0, 1), ('n', 7, 1)]),
         (1, [('b', 4.0, 1), ('b', 5.0, 1)]),
     ]
     assert len(rows) == 0
-    assert not list(rows.take(rows.send(), wait=True))
+    assert not taken(rows, rows.send(), wait=True)
 
 
 def test_each_dtype_keeps_its_values() -> None:
@@ -54,7 +57,7 @@ def test_each_dtype_keeps_its_values() -> None:
     for key, value in values.items():
         rows.note(key, value)
     rows.seal(0)
-    ((_, found),) = rows.take(rows.send(), wait=True)
+    ((_, found),) = taken(rows, rows.send(), wait=True)
     assert found == [(key, value.item(), 1) for key, value in values.items()]
     assert isinstance(found[1][1], int)
 
@@ -67,7 +70,7 @@ def test_later_changes_of_a_tensor_do_not_change_its_value() -> None:
     loss.fill_(9.0)  # as a CUDA graph overwrites its outputs
     rows.note('loss', loss)
     rows.seal(1)
-    assert [values[0][1] for _, values in rows.take(rows.send(), wait=True)] == [1.0, 9.0]
+    assert [values[0][1] for _, values in taken(rows, rows.send(), wait=True)] == [1.0, 9.0]
 
 
 def test_one_copy_a_window_without_earlier_synchronization(slow: ScalarRows) -> None:
@@ -85,14 +88,14 @@ def test_taking_without_waiting_takes_what_has_arrived(slow: ScalarRows) -> None
     first = slow.send()
     fill(slow, range(2, 4))
     second = slow.send()
-    assert not list(slow.take(second, wait=False))
+    assert not taken(slow, second, wait=False)
     SlowCopy.made[1].arrived = True  # out of order: the first one is still missing
-    assert not list(slow.take(second, wait=False))
+    assert not taken(slow, second, wait=False)
     SlowCopy.made[0].arrived = True
-    assert [iteration for iteration, _ in slow.take(first, wait=False)] == [0, 1]
+    assert [iteration for iteration, _ in taken(slow, first, wait=False)] == [0, 1]
     assert slow.has_taken(first)
     assert not slow.has_taken(second)
-    late = list(slow.take(second, wait=False))
+    late = taken(slow, second, wait=False)
     assert [iteration for iteration, _ in late] == [2, 3]
     assert [values for _, values in late] == [
         [('loss', 2.0, 1), ('plain', 0.5, 1)],
@@ -103,7 +106,7 @@ def test_taking_without_waiting_takes_what_has_arrived(slow: ScalarRows) -> None
 
 def test_take_with_wait_returns_all_rows(slow: ScalarRows) -> None:
     fill(slow, range(3))
-    assert len(list(slow.take(slow.send(), wait=True))) == 3
+    assert len(taken(slow, slow.send(), wait=True)) == 3
     assert SlowCopy.made[0].waited
 
 
@@ -133,7 +136,7 @@ def test_numbers_of_numpy_become_python_numbers() -> None:
     for value in (np.float32(0.1), np.array([2]), np.int64(3)):
         rows.note('x', value)
     rows.seal(0)
-    ((_, values),) = rows.take(rows.send(), wait=True)
+    ((_, values),) = taken(rows, rows.send(), wait=True)
     assert [(value, type(value)) for _, value, _ in values] == [
         (float(np.float32(0.1)), float),
         (2, int),

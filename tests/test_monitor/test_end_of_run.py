@@ -18,9 +18,10 @@ from mmtempo.cli.run import run_tool
 from mmtempo.loaders import LoaderError
 from mmtempo.logging.nonfinite import NonFiniteError
 from mmtempo.monitor import training_monitor
-from mmtempo.monitor.hook_calls import observer_of
+from mmtempo.monitor.hook_calls import timers
 from mmtempo.report import read_log
 from mmtempo.timing.stall_detector import StallDetector
+from mmtempo.utils.phases import charged_to
 from tests.testing.monitored import (
     FakeEventTimer,
     SlowAtTimes,
@@ -157,7 +158,7 @@ def test_failed_training_can_be_started_again(
     assert [line['kind'] for line in lines_of(tmp_path)].count('run') == 2
     summary = summary_of(tmp_path)
     assert (summary['status'], summary['last_iter']) == ('completed', 60)
-    assert observer_of(runner) is None
+    assert runner not in timers
 
 
 def test_resumed_training_continues_the_log(tmp_path: Path) -> None:
@@ -219,4 +220,22 @@ def test_evaluation_after_a_failure_keeps_the_status(
         runner.train()
     runner.val()
     assert summary_of(tmp_path)['status'] != 'completed'
-    assert observer_of(runner) is None
+    assert runner not in timers
+
+
+def test_training_in_a_hook_leaves_the_outer_one_monitored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_another() -> None:
+        Works.at = {}
+        Runner.from_cfg(monitored(tmp_path / 'inner', SPARSE)).train()
+        with charged_to('mine'):
+            pass
+
+    monkeypatch.setattr(Works, 'at', {5: train_another})
+    Runner.from_cfg(monitored(tmp_path / 'outer', SPARSE)).train()
+    outer, inner = summary_of(tmp_path / 'outer'), summary_of(tmp_path / 'inner')
+    assert outer['iterations'] == inner['iterations']
+    assert outer['status'] == inner['status'] == 'completed'
+    assert 'mine' in outer['phases']
+    assert 'mine' not in inner['phases']

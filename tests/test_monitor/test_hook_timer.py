@@ -13,7 +13,7 @@ import pytest
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.runner import Runner
 
-from mmtempo.monitor.hook_calls import call_hooks, observe_hooks, stop_observing
+from mmtempo.monitor.hook_calls import call_hooks, timers
 from mmtempo.monitor.hook_timer import HookTimer, add_edges, remove_edges
 from mmtempo.timing.timeline import Timeline
 
@@ -85,7 +85,7 @@ def timed(runner: Any, **options: Any) -> tuple[HookTimer, Timeline]:
     clock.now = 0
     timeline = Timeline('data', clock=clock)
     timer = HookTimer(timeline, **options)
-    observe_hooks(runner, timer)
+    timers[runner] = timer
     return timer, timeline
 
 
@@ -132,7 +132,7 @@ def test_hooks_are_called_as_stock_calls_them(monkeypatch: pytest.MonkeyPatch) -
     assert dict(after, mode='train') in expected
     timed(runner)
     assert calls() == expected
-    stop_observing(runner)
+    timers.pop(runner)
     assert calls() == expected
 
 
@@ -303,7 +303,7 @@ def test_runner_with_a_replaced_call_hook() -> None:
     call_hooks(runner, 'before_run')
     assert called == ['traced before_train_iter', 'quick before', 'traced before_run']
     assert spent(timeline) == {'hooks': 2}
-    stop_observing(runner)
+    timers.pop(runner)
     assert runner.call_hook is traced
 
 
@@ -325,8 +325,7 @@ def test_no_time_is_noted_for_a_runner_that_is_not_observed() -> None:
     runner, other = bare_runner(Quick()), bare_runner(Quick())
     _, timeline = timed(runner)
     call_hooks(other, 'before_train_iter')
-    stop_observing(runner)
-    stop_observing(runner)  # no-op
+    timers.pop(runner)
     add_edges(runner)
     call_hooks(runner, 'before_train_iter')
     assert called == ['quick before'] * 2

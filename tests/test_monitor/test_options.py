@@ -12,7 +12,7 @@ DEFAULTS = dict(interval=None, stall_factor=8.0, watch_interval=1.0, stage_profi
 
 
 def checked(**options: Any) -> MonitorOptions:
-    return MonitorOptions.checked(**{**DEFAULTS, **options})
+    return MonitorOptions(**{**DEFAULTS, **options})
 
 
 @pytest.mark.parametrize(

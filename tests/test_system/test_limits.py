@@ -140,20 +140,20 @@ def test_oom_kills(tree: Tree) -> None:
 
 
 def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host_limits.shared_memory_free(str(tmp_path)) is None
+    assert host_limits.shared_memory(str(tmp_path)) is None
     monkeypatch.setattr(sys, 'platform', 'linux')
     assert Limits.of_this_machine(str(tmp_path)).shared_memory == 0  # no memory can be shared
     monkeypatch.setattr(sys, 'platform', 'darwin')
     assert Limits.of_this_machine(str(tmp_path)).shared_memory is None
-    found = SimpleNamespace(f_frsize=4096, f_bavail=10, f_bfree=99)
+    found = SimpleNamespace(f_frsize=4096, f_bavail=10, f_bfree=99, f_blocks=200)
     monkeypatch.setattr(os, 'statvfs', lambda path: found, raising=False)
-    assert host_limits.shared_memory_free() == 40960
+    assert host_limits.shared_memory() == {'shm_free': 40960, 'shm_total': 819200}
     monkeypatch.delattr(os, 'statvfs')
-    assert host_limits.shared_memory_free() is None
+    assert host_limits.shared_memory() is None
 
 
 def test_a_real_small_shm() -> None:
-    code = 'print(host_limits.shared_memory_free())'
+    code = "print(host_limits.shared_memory()['shm_free'])"
     done = in_small_shm(alone(code), '64m')
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 64 * MB

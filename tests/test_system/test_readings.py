@@ -26,7 +26,6 @@ from mmtempo.system.readings import (
     family_of,
     memory,
     pressure,
-    shared_memory,
     swapping,
     throttling,
     tree_memory,
@@ -161,15 +160,6 @@ def test_swapping(tree: Tree) -> None:
     assert swapping(root) == {'swap_in': 3 * page, 'swap_out': 4 * page}
     tree(**{'proc/vmstat': f'{vmstat}\nzswpin 10\nzswpout 20\nzswpwb 30'})
     assert swapping(root) == {'swap_in': 13 * page, 'swap_out': 24 * page}
-
-
-def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shared_memory(str(tmp_path)) is None
-    found = SimpleNamespace(f_frsize=4096, f_bavail=10, f_bfree=99, f_blocks=200)
-    monkeypatch.setattr(os, 'statvfs', lambda path: found, raising=False)
-    assert shared_memory() == {'shm_free': 40960, 'shm_total': 819200}
-    monkeypatch.delattr(os, 'statvfs')
-    assert shared_memory() is None
 
 
 def test_pressure(tree: Tree) -> None:

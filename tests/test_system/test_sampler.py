@@ -160,11 +160,6 @@ class TestSamples:
         assert watch.between(2.5, 2.7) == {}
         assert watch.between(0.5, 3.5) == {'swap_in': 9 * MB}
 
-    @pytest.mark.parametrize('wrong', [dict(interval=0), dict(interval=-1.0), dict(keep=1)])
-    def test_wrong_arguments_are_refused(self, wrong: dict, readings: FakeReadings) -> None:
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            MachineSampler(readings=readings, **wrong)
-
 
 class TestWarnings:
     def test_each_warning_is_returned_once(self, watch: MachineSampler, take: Callable) -> None:

@@ -68,7 +68,7 @@ def test_nothing_is_charged_without_an_active_timeline(clock: Clock) -> None:
     timeline, other = of(clock), of(clock)
     activate(timeline)
     deactivate(other)
-    assert phases._active is timeline
+    assert phases._active == [timeline]
     deactivate(timeline)
     with charged_to('fence'):
         clock.go(1)

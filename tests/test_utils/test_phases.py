@@ -63,3 +63,15 @@ def test_an_older_timeline_does_not_deactivate_a_newer_one() -> None:
         newer.now += 5
     deactivate(newer)
     assert (older.entries, newer.entries) == ([], [('outer', 5)])
+
+
+def test_end_of_a_nested_training_returns_to_the_outer_one() -> None:
+    outer, inner = Fake(), Fake()
+    activate(outer)
+    activate(inner)
+    deactivate(inner)
+    deactivate(inner)  # no-op
+    with charged_to('outer'):
+        outer.now += 5
+    deactivate(outer)
+    assert (outer.entries, inner.entries) == ([('outer', 5)], [])

@@ -202,7 +202,7 @@ def quick_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Delay deferred copies until a fence is reached; return the number of tensors of each save."""
     reached = threading.Event()
-    take, finish, fence = Snapshot.take, Snapshot.finish, Snapshot.fence
+    take, finish, fence = Snapshot.take, Snapshot.finish, Snapshot.await_copies
     counts: list[int] = []
 
     def late_take(self: Snapshot, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +221,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(Snapshot, 'take', late_take)
     monkeypatch.setattr(Snapshot, 'finish', late_finish)
-    monkeypatch.setattr(Snapshot, 'fence', noted_fence)
+    monkeypatch.setattr(Snapshot, 'await_copies', noted_fence)
     yield counts
     reached.set()
 

@@ -28,7 +28,7 @@ def load(path: Path) -> Any:
 
 def process_of(writer: DurableWriter) -> int:
     """Return the ID of the writer process."""
-    process = writer._worker._process
+    process = writer._thread._process
     assert process is not None
     return process.pid
 

@@ -47,13 +47,9 @@ class Watch(Hook):
         self.saved_bytes: int | None = None
         self._saved: SavedActivations | None = None
 
-    @property
-    def is_measuring(self) -> bool:
-        return len(self.ends) > 0
-
     def before(self, runner: Any) -> None:
         """Add up the wait for a batch; called when the batch is loaded, before all other hooks."""
-        if self.is_measuring:
+        if self.ends:
             self.waited += time.perf_counter() - self.ends[-1]
         elif runner.iter == self.warm_up - 2 and not torch.cuda.is_available():
             self._saved = SavedActivations(runner.model)
@@ -66,8 +62,8 @@ class Watch(Hook):
         done = runner.iter + 1
         if done == self.warm_up and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        if done in (self.warm_up, self.warm_up + self.iterations):
-            _synchronize()
+        if done in (self.warm_up, self.warm_up + self.iterations) and torch.cuda.is_available():
+            torch.cuda.synchronize()  # so that the measured time includes the device's work
         if done >= self.warm_up:
             self.ends.append(time.perf_counter())
         if done == self.warm_up + self.iterations:
@@ -107,12 +103,6 @@ class First(Hook):
 
     def before_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         self._watch.before(runner)
-
-
-def _synchronize() -> None:
-    """Wait for the device, so that the measured time includes its work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def configure(args: argparse.Namespace) -> Config:

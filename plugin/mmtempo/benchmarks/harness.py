@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,40 +75,42 @@ def ratio(slow: Timing, fast: Timing) -> Timing:
 
 
 def take_rounds(
-    works: Mapping[str, Callable[[], Any]], rounds: int, order: random.Random, sync: bool = True
-) -> list[dict[str, Any]]:
+    works: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    warm_up: int = 0,
+    sync: bool = True,
+) -> dict[str, list[Any]]:
     """Call each work once a round, in random order, with garbage collection disabled.
 
     Args:
         works: Functions by name.
-        rounds: Number of rounds.
-        order: Source of the random order.
+        rounds: Number of rounds that count.
+        warm_up: Number of rounds before them that do not count. Defaults to 0.
         sync: Whether to sync the disks before each call, so that no work pays for the writes of
             another. Defaults to True.
 
     Returns:
-        What each work returned, by name, for each round.
+        What each work returned, by name, in the order of the rounds that count.
     """
-    names, taken = list(works), []
+    order, names = random.Random(0), list(works)
+    taken: dict[str, list[Any]] = {name: [] for name in works}
     gc.collect()
     gc.freeze()  # existing objects need not be traversed by each collection below
     try:
-        for _ in range(rounds):
+        for _ in range(warm_up + rounds):
             order.shuffle(names)
-            results = {}
             for name in names:
                 if sync and hasattr(os, 'sync'):
                     os.sync()
                 # Garbage of one work must not be collected in the time of another.
                 gc.collect()
                 gc.disable()
-                results[name] = works[name]()
+                taken[name].append(works[name]())
                 gc.enable()
-            taken.append({name: results[name] for name in works})
     finally:
         gc.enable()
         gc.unfreeze()
-    return taken
+    return {name: values[warm_up:] for name, values in taken.items()}
 
 
 def interleave(
@@ -132,8 +134,8 @@ def interleave(
         return clock() - start
 
     works = {name: partial(timed, arm) for name, arm in arms.items()}
-    taken = take_rounds(works, warm_up + rounds, random.Random(0), sync=False)[warm_up:]
-    return {name: Timing([each[name] for each in taken]) for name in arms}
+    taken = take_rounds(works, rounds, warm_up, sync=False)
+    return {name: Timing(seconds) for name, seconds in taken.items()}
 
 
 @contextmanager
@@ -157,19 +159,6 @@ def allocated_bytes(work: Callable[[], Any]) -> int:
         work()
     events = profile.profiler.kineto_results.events()
     return sum(max(event.nbytes(), 0) for event in events if event.name() == '[memory]')
-
-
-def add_columns(table: Table, names: Iterable[str], left: Iterable[str] = ()) -> None:
-    """Add columns to a table.
-
-    Args:
-        table: The table.
-        names: Names of the columns, in order.
-        left: Names of the columns that are aligned left; others are aligned right.
-            Defaults to ().
-    """
-    for name in names:
-        table.add_column(name, justify='left' if name in left else 'right')
 
 
 @dataclass
@@ -214,6 +203,21 @@ class Report:
     def at_most(self, name: str, value: float, limit: float) -> None:
         """Add a check with an upper bar."""
         self.checks.append(Check(name, value, limit, at_least=False))
+
+    def add_table(self, title: str, columns: Iterable[str], left: Collection[str] = ()) -> Table:
+        """Add a table without rows, and return it.
+
+        Args:
+            title: Its title.
+            columns: Names of the columns, in order.
+            left: Names of the columns that are aligned left; others are aligned right.
+                Defaults to ().
+        """
+        table = Table(title=title, title_justify='left')
+        for name in columns:
+            table.add_column(name, justify='left' if name in left else 'right')
+        self.tables.append(table)
+        return table
 
     def show(self, console: Console) -> None:
         """Print machine, tables, notes and checks."""

@@ -15,11 +15,10 @@ import torch
 from mmengine.hooks import Hook, IterTimerHook, LoggerHook, RuntimeInfoHook
 from mmengine.logging import HistoryBuffer, MessageHub
 from mmengine.runner import LogProcessor
-from rich.table import Table
 
 from mmtempo.hooks import SparseLoggerHook, SparseRuntimeInfoHook
 
-from .harness import Report, Timing, add_columns, interleave, ratio
+from .harness import Report, Timing, interleave, ratio
 
 # Bars.
 MIN_SPEEDUP_AT_200K = 50.0
@@ -148,9 +147,9 @@ def measure_logger(quick: bool) -> Report:
     works: dict[str, Callable[[], Any]] = {' '.join(key): arm.run for key, arm in arms.items()}
     timings = interleave(works, rounds=5 if quick else 25)
     times = {key: arm.microseconds(timings[' '.join(key)]) for key, arm in arms.items()}
-    table = Table(title=f'an iteration of {SCALARS} scalars, a line every {INTERVAL}')
+    title = f'an iteration of {SCALARS} scalars, a line every {INTERVAL}'
     columns = ('history', 'stock us', 'ours us', 'ratio', 'in a checkpoint: stock', 'ours')
-    add_columns(table, columns)
+    table = report.add_table(title, columns)
     for size in SIZES:
         stock, ours = times['stock', size], times['ours', size]
         faster = ratio(stock, ours)
@@ -163,7 +162,6 @@ def measure_logger(quick: bool) -> Report:
             *(timing.text(1) for timing in (stock, ours, faster)),
             *(f'{weight:,} B' for weight in weights),
         )
-    report.tables.append(table)
     report.notes.append(
         'measured: hooks for runtime info, timer and logger, with message hub and log processor; '
         'log lines are formatted, but not printed'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,13 +11,12 @@ from typing import Any
 
 from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
-from rich.table import Table
 
-from mmtempo.benchmarks.loader.pictures import write_pictures
+from mmtempo.benchmarks.loader.pictures import bev_dataset, write_pictures
 from mmtempo.benchmarks.loader.rounds import as_in_training
 from mmtempo.loaders import StreamPosition, build_prefetch_dataloader, stack_collate
 
-from .harness import Report, Timing, add_columns, ratio, take_rounds
+from .harness import Report, Timing, ratio, take_rounds
 from .side_effects import measure_side_effects
 
 # Bars, and the number of plain batches that they compare with.
@@ -155,14 +153,7 @@ def _measure(plan: Plan, workload: str, root: str) -> dict[str, list[Resumed]]:
         if is_measured(workload, name, AT[at])
     }
     slow = {} if stock_can_skip() else {n: works.pop(n) for n in [*works] if 'stock' in n}
-    order = random.Random(0)
-    found = by_name(take_rounds(works, 2 + plan.rounds, order)[2:])
-    return found | by_name(take_rounds(slow, MADE_ROUNDS, order))
-
-
-def by_name(rounds: list[dict[str, Resumed]]) -> dict[str, list[Resumed]]:
-    """Return the times of each arm in the order of the rounds."""
-    return {name: [each[name] for each in rounds] for name in rounds[0]} if rounds else {}
+    return take_rounds(works, plan.rounds, warm_up=2) | take_rounds(slow, MADE_ROUNDS)
 
 
 def dataloader_config(root: str, pictures: int, scale: tuple[int, int]) -> dict:
@@ -173,21 +164,9 @@ def dataloader_config(root: str, pictures: int, scale: tuple[int, int]) -> dict:
         pictures: Number of images in it.
         scale: Width and height of the resized images.
     """
-    pipeline = [
-        dict(type='LoadCameraImage'),
-        dict(type='LoadBEVAnnotation'),
-        dict(type='BEVResize', scale=scale),
-        dict(type='BEVRandomFlip', prob=0.5),
-        dict(type='PackBEVInputs'),
-    ]
-    dataset = dict(
-        type='NuScenesBEVDataset',
-        data_root=root,
-        data_prefix=dict(img_path='img_dir/jpg', bev_path='ann_bev_dir'),
-        pipeline=pipeline,
-    )
+    dataset, times = bev_dataset(root, scale), -(-SAMPLES // pictures)
     return dict(
-        dataset=dict(type='RepeatDataset', dataset=dataset, times=-(-SAMPLES // pictures)),
+        dataset=dict(type='RepeatDataset', dataset=dataset, times=times),
         sampler=dict(type='InfiniteSampler', shuffle=True),
         batch_size=BATCH,
         num_workers=WORKERS,
@@ -196,9 +175,9 @@ def dataloader_config(root: str, pictures: int, scale: tuple[int, int]) -> dict:
 
 def _tell(report: Report, plan: Plan, workload: str, found: dict[str, list[Resumed]]) -> None:
     width, height = WORKLOADS[workload][0]
-    table = Table(title=f'{workload}, {width} x {height}: after a resume, {WORKERS} workers; ms')
+    title = f'{workload}, {width} x {height}: after a resume, {WORKERS} workers; ms'
     columns = ('iteration', 'loader', 'first batch', f'{PLAIN} plain batches', 'ratio')
-    add_columns(table, columns, left=('loader',))
+    table = report.add_table(title, columns, left=('loader',))
     firsts = {name: Timing([each.first for each in rounds]) for name, rounds in found.items()}
     ratios: dict[str, Timing] = {}
     for at in plan.at:
@@ -216,7 +195,6 @@ def _tell(report: Report, plan: Plan, workload: str, found: dict[str, list[Resum
             )
             table.add_row(at, name, str(firsts[title]), str(plain), ratios[title].text(2))
         table.add_section()
-    report.tables.append(table)
     ours, stock, bar = f'ours {BAR_AT}', f'stock {BAR_AT}', f'{workload}, {BAR_AT}: first batch'
     report.at_most(f'{bar}, x {PLAIN} plain ones', ratios[ours].median, MAX_TO_PLAIN)
     if stock in firsts:

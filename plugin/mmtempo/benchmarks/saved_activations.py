@@ -22,6 +22,7 @@ class SavedActivations:
     - A storage counts once and completely, however many views of it are kept.
     - Parameters and buffers of the model do not count, since they exist anyway. Their copies in
       half precision, which autocast makes, count, and so does the batch if an operation keeps it.
+    - Sparse tensors do not count.
     - Only the inputs of a checkpointed part count. Tensors that a backward pass recomputes or keeps
       do not count, whether it runs inside the context or later.
     - Tensors that the forward pass keeps and releases again count as well; so does a new storage at
@@ -47,9 +48,7 @@ class SavedActivations:
     def __enter__(self) -> SavedActivations:
         own = chain(self._model.parameters(), self._model.buffers()) if self._model else ()
         self.bytes = 0
-        self._seen = {
-            StorageWeakRef(part.untyped_storage()) for tensor in own for part in _strided(tensor)
-        }
+        self._seen = {StorageWeakRef(tensor.untyped_storage()) for tensor in own}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._count, _unchanged)
         self._hooks.__enter__()
         return self
@@ -61,28 +60,14 @@ class SavedActivations:
     def _count(self, tensor: Tensor) -> Tensor:
         # A graph task runs in a backward pass, which recomputes checkpointed parts or builds a
         # graph of gradients.
-        if torch._C._current_graph_task_id() == -1:
-            for part in _strided(tensor):
-                storage = part.untyped_storage()
-                reference = StorageWeakRef(storage)
-                if reference not in self._seen:
-                    self._seen.add(reference)
-                    self.bytes += storage.nbytes()
+        if torch._C._current_graph_task_id() == -1 and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            reference = StorageWeakRef(storage)
+            if reference not in self._seen:
+                self._seen.add(reference)
+                self.bytes += storage.nbytes()
         return tensor.detach()  # an operation's result that is kept as is would refer to itself
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _strided(tensor: Tensor) -> list[Tensor]:
-    """Return the dense tensors that a tensor consists of: values and indices of a sparse one."""
-    if tensor.layout is torch.strided:
-        return [tensor]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []  # mkldnn tensors have no storage

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rich.table import Table
-
-from .harness import Report, Timing, add_columns
+from .harness import Report, Timing, take_rounds
 
 # Bars.
 MAX_RATIO = 1.02
@@ -37,15 +35,15 @@ class Effect:
     Attributes:
         before: Seconds of each step before the work of the part.
         after: Seconds of each step after it.
-        switches: Voluntary context switches per step, before and after; None if not available.
-        threads: Native threads, before and after; None if not available.
+        switches: Voluntary context switches per step, before and after; Nones if not available.
+        threads: Native threads, before and after; Nones if not available.
         lost: Seconds lost to one save; None if the part does not save.
     """
 
     before: list[float]
     after: list[float]
-    switches: tuple[float, float] | None = None
-    threads: tuple[int, int] | None = None
+    switches: tuple[Any, Any] = (None, None)
+    threads: tuple[Any, Any] = (None, None)
     lost: float | None = None
 
     @property
@@ -54,32 +52,26 @@ class Effect:
         return statistics.median(self.after) / statistics.median(self.before)
 
 
-def run_part(part: str, steps: int, folder: str, *options: str) -> Effect:
+def run_part(part: str, steps: int, *options: str) -> Effect:
     """Measure a part in a fresh process.
 
     Args:
         part: Key of `side_effects_run.PARTS`.
         steps: Number of steps before its work, and after it.
-        folder: Folder for its files.
         options: Further arguments of `side_effects_run`.
     """
-    module = 'mmtempo.benchmarks.side_effects_run'
-    command = [sys.executable, '-m', module, part, '--steps', str(steps), '--folder', folder]
-    result = subprocess.run(
-        [*command, *options], capture_output=True, text=True, env=os.environ | ENVIRONMENT
-    )
+    command = [sys.executable, '-m', 'mmtempo.benchmarks.side_effects_run', part, *options]
+    # Not in /tmp, which may be in memory.
+    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as folder:
+        command += ['--steps', str(steps), '--folder', folder]
+        env = os.environ | ENVIRONMENT
+        result = subprocess.run(command, capture_output=True, text=True, env=env)
     if result.returncode:
         raise RuntimeError(f'{command} failed: {result.stderr.strip()}')
     found = json.loads(result.stdout.splitlines()[-1])
     before, after = found['before'], found['after']
-    is_visible = before['switches'] is not None
-    return Effect(
-        before['seconds'],
-        after['seconds'],
-        (before['switches'], after['switches']) if is_visible else None,
-        (before['threads'], after['threads']) if is_visible else None,
-        found.get('lost'),
-    )
+    switches, threads = ((before[key], after[key]) for key in ('switches', 'threads'))
+    return Effect(before['seconds'], after['seconds'], switches, threads, found.get('lost'))
 
 
 def measure_side_effects(
@@ -97,14 +89,9 @@ def measure_side_effects(
     Returns:
         The effects of each part in the order of the rounds.
     """
-    extent, order = 'quick' if quick else 'full', random.Random(0)
-    found: dict[str, list[Effect]] = {part: [] for part in parts}
-    # Not in /tmp, which may be in memory.
-    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as root:
-        for _ in range(REPEATS[extent]):
-            for part in order.sample(parts, len(parts)):
-                with tempfile.TemporaryDirectory(dir=root) as folder:
-                    found[part].append(run_part(part, STEPS[extent], folder, *options))
+    extent = 'quick' if quick else 'full'
+    works = {part: partial(run_part, part, STEPS[extent], *options) for part in parts}
+    found: dict[str, list[Effect]] = take_rounds(works, REPEATS[extent])
     _add_table(report, found)
     for part in judged:
         _add_checks(report, part, found[part])
@@ -114,15 +101,14 @@ def measure_side_effects(
         'median step and of the ratio within a process. Context switches: voluntary, of the main '
         'thread. "nothing" and "no save" show the noise of the measurement'
     )
-    if any(each.switches is None for effects in found.values() for each in effects):
+    if found[parts[0]][0].switches[0] is None:
         report.notes.append('context switches, native threads: not measured here, they need Linux')
     return found
 
 
 def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
-    table = Table(title='a step before and after, in own processes')
     columns = ('part', 'before, ms', 'after / before', 'context switches', 'native threads')
-    add_columns(table, columns, left=('part',))
+    table = report.add_table('a step before and after, in own processes', columns, left=('part',))
     for part, effects in found.items():
         before = Timing([statistics.median(each.before) for each in effects])
         ratios = Timing([each.ratio for each in effects])
@@ -130,18 +116,17 @@ def _add_table(report: Report, found: dict[str, list[Effect]]) -> None:
             step=before.figures(), after_to_before=ratios.plain_figures()
         )
         row = [part, str(before), ratios.text(3)]
-        for key, pair in (('switches', _switches(effects)), ('threads', _threads(effects))):
-            figures[key] = pair
+        for key in ('switches', 'threads'):
+            figures[key] = pair = _medians(effects, key)
             row.append('' if pair is None else f'{pair[0]:.4g} -> {pair[1]:.4g}')
         report.arms[f'own processes, {part}'] = figures
         table.add_row(*row)
-    report.tables.append(table)
 
 
 def _add_checks(report: Report, part: str, effects: list[Effect]) -> None:
     ratio = statistics.median(each.ratio for each in effects)
     report.at_most(f'{part}: step time after / before', ratio, MAX_RATIO)
-    switches, threads = _switches(effects), _threads(effects)
+    switches, threads = _medians(effects, 'switches'), _medians(effects, 'threads')
     if switches is not None:
         times, plus = MAX_SWITCHES
         limit = times * switches[0] + plus
@@ -150,17 +135,10 @@ def _add_checks(report: Report, part: str, effects: list[Effect]) -> None:
         report.at_most(f'{part}: native threads added', threads[1] - threads[0], MAX_THREADS)
 
 
-def _switches(effects: list[Effect]) -> tuple[float, float] | None:
-    return _medians([each.switches for each in effects if each.switches is not None])
-
-
-def _threads(effects: list[Effect]) -> tuple[float, float] | None:
-    return _medians([each.threads for each in effects if each.threads is not None])
-
-
-def _medians(pairs: list[Any]) -> tuple[float, float] | None:
-    """Return the medians of the first and of the second values; None without pairs."""
-    if not pairs:
+def _medians(effects: list[Effect], key: str) -> tuple[float, float] | None:
+    """Return the medians of an attribute before and after the work; None if not available."""
+    pairs = [getattr(each, key) for each in effects]
+    if None in pairs[0]:
         return None
     before, after = zip(*pairs)
     return statistics.median(before), statistics.median(after)

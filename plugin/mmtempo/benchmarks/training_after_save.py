@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from rich.table import Table
-
-from .harness import Report, Timing, add_columns
+from .harness import Report, Timing, take_rounds
 
 # Bar for the time of an iteration, after / before.
 MAX_RATIO = 1.02
@@ -56,7 +54,7 @@ def before_and_after(path: Path) -> tuple[float, float]:
     return statistics.median(before), statistics.median(after)
 
 
-def train(config: str, interval: int, folder: str) -> tuple[float, float]:
+def train(config: str, interval: int) -> tuple[float, float]:
     """Train in a fresh process; return the seconds of an iteration before and after the save."""
     options = [
         f'train_cfg.max_iters={2 * SAVED + SETTLE}',
@@ -64,32 +62,31 @@ def train(config: str, interval: int, folder: str) -> tuple[float, float]:
         f'default_hooks.checkpoint.interval={interval}',
         f'default_hooks.logger.interval={WINDOW}',
     ]
-    command = [sys.executable, str(TRAIN), config, '--work-dir', folder, '--cfg-options', *options]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f'{command} failed: {result.stderr.strip()}')
-    return before_and_after(Path(folder, 'tempo.jsonl'))
+    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as folder:
+        command = [sys.executable, str(TRAIN), config, '--work-dir', folder]
+        command += ['--cfg-options', *options]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f'{command} failed: {result.stderr.strip()}')
+        return before_and_after(Path(folder, 'tempo.jsonl'))
 
 
 def measure(config: str, repeats: int) -> Report:
     """Run `repeats` trainings of each arm; check the arm that saves."""
-    report, order = Report('training_after_save'), random.Random(0)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
-    with tempfile.TemporaryDirectory(prefix='mmtempo-benchmark-', dir='.') as root:
-        for number in range(repeats):
-            for name in order.sample(list(ARMS), len(ARMS)):
-                folder = f'{root}/{name}-{number}'.replace(' ', '-')
-                found[name].append(train(config, ARMS[name], folder))
-    table = Table(title=f'{config}: an iteration before and after iteration {SAVED}')
-    add_columns(table, ('arm', 'before, ms', 'after, ms', 'after / before'), left=('arm',))
-    for name, pairs in found.items():
+    report = Report('training_after_save')
+    works = {name: partial(train, config, interval) for name, interval in ARMS.items()}
+    table = report.add_table(
+        f'{config}: an iteration before and after iteration {SAVED}',
+        ('arm', 'before, ms', 'after, ms', 'after / before'),
+        left=('arm',),
+    )
+    for name, pairs in take_rounds(works, repeats).items():
         before, after = (Timing(list(seconds)) for seconds in zip(*pairs))
         ratios = Timing([late / early for early, late in pairs])
         report.arms[name] = dict(
             before=before.figures(), after=after.figures(), after_to_before=ratios.plain_figures()
         )
         table.add_row(name, str(before), str(after), ratios.text(3))
-    report.tables.append(table)
     ratio = report.arms['save']['after_to_before']['median']
     report.at_most('iteration time after / before the first save', ratio, MAX_RATIO)
     return report

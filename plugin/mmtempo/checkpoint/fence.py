@@ -18,16 +18,16 @@ SAVING = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')
 
 
 class SnapshotFence(Hook):
-    """Hook that, while armed, calls `fence` before parameters may change.
+    """Hook that, while armed, calls `before_change` before parameters may change.
 
     It is the first hook of a runner. Between the backward pass and the optimizer step no method of
-    a hook is called, so each optimizer has a pre-hook of torch while the fence is armed. That one
-    is not called where an update is skipped, as after an overflow, but `EMAHook` then updates its
-    averages all the same, in `after_train_iter`: the fence is therefore called there too.
+    a hook is called, so each optimizer has a pre-hook of torch during the training. That one is
+    not called where an update is skipped, as after an overflow, but `EMAHook` then updates its
+    averages all the same, in `after_train_iter`: `before_change` is therefore called there too.
 
     Args:
-        fence: Function that returns when the state may change. Its result says whether it must be
-            called again before the next change.
+        before_change: Function that returns when the state may change. Its result says whether it
+            must be called again before the next change.
         between_iterations: Function of the runner to call between two iterations, before any
             other hook of the next one.
     """
@@ -36,12 +36,11 @@ class SnapshotFence(Hook):
     time_category = 'checkpoint'  # where the monitor counts its time
 
     def __init__(
-        self, fence: Callable[[], bool], between_iterations: Callable[[Any], None]
+        self, before_change: Callable[[], bool], between_iterations: Callable[[Any], None]
     ) -> None:
-        self._fence, self._between_iterations = fence, between_iterations
-        self._optimizers: list[Any] = []
+        self._before_change, self._between_iterations = before_change, between_iterations
         self._handles: list[Any] = []
-        self._is_early = self._is_armed = self._is_traced = False
+        self._is_early = self._is_armed = False
 
     def install(self, runner: Any) -> bool:
         """Insert this hook before all others; return False if it is installed already."""
@@ -52,12 +51,12 @@ class SnapshotFence(Hook):
         runner.hooks.insert(0, self)
         return True
 
-    def observe(self, runner: Any) -> None:
-        """Take the optimizers of a runner, and find out which hooks may change its weights early.
+    def attach(self, runner: Any) -> None:
+        """Attach to the optimizers, and find out which hooks may change weights early.
 
-        From now on, no parameter changes without a call of `fence` while the fence is armed.
+        From now on, no parameter changes without a call of `before_change` while this is armed.
         """
-        self.ignore()
+        self.detach()
         early = [hook for hook in runner.hooks if has_user_code(hook, 'before_train_iter')]
         self._is_early = bool(early)
         for hook in early:
@@ -65,58 +64,35 @@ class SnapshotFence(Hook):
                 f'{type(hook).__name__} may change weights before the forward pass: '
                 'checkpoints are copied before it is called.'
             )
-        self._optimizers = optimizers_of(runner)
-        # A compiled step is compiled again when the hooks of its optimizer change, so the pre-hook
-        # then stays attached.
-        self._is_traced = any('train_step' in vars(layer) for layer in layers_of(runner.model))
-        if self._is_traced:
-            self._attach()
+        before_step: Any = self._pass
+        # A compiled step would be compiled again when the attributes that this reads change.
+        if any('train_step' in vars(layer) for layer in layers_of(runner.model)):
+            before_step = torch.compiler.disable(before_step)
+        self._handles = [one.register_step_pre_hook(before_step) for one in optimizers_of(runner)]
 
-    def ignore(self) -> None:
-        """Disarm the fence and release the optimizers."""
-        self._is_armed = self._is_traced = False
-        self._detach()
-        self._optimizers = []
-
-    def arm(self) -> None:
-        """Call `fence` before each change, until it says that no further call is needed."""
-        self._is_armed = True
-        if not self._handles:
-            self._attach()
-
-    def disarm(self) -> None:
-        """Stop calling `fence`."""
+    def detach(self) -> None:
+        """Disarm, and detach from the optimizers."""
         self._is_armed = False
-        if not self._is_traced:
-            self._detach()
-
-    def _attach(self) -> None:
-        hook: Any = self._before_step
-        if self._is_traced:  # tracing it would compile again when the attributes it reads change
-            hook = torch.compiler.disable(hook)
-        self._handles = [one.register_step_pre_hook(hook) for one in self._optimizers]
-
-    def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _before_step(self, *args: Any, **kwargs: Any) -> None:
-        if self._is_armed:
-            self._fence()  # torch iterates over the pre-hooks, so none can be removed here
+    def arm(self) -> None:
+        """Call `before_change` before each change, until no further call is needed."""
+        self._is_armed = True
 
     def before_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         self._between_iterations(runner)
-        if self._is_early and self._is_armed:
-            self._fence()
+        if self._is_early:
+            self._pass()
 
     def before_train_epoch(self, runner: Any) -> None:
         self._between_iterations(runner)
         self._pass()
 
     def _pass(self, *args: Any, **kwargs: Any) -> None:
-        if self._is_armed and not self._fence():
-            self.disarm()
+        if self._is_armed:
+            self._is_armed = self._before_change()
 
     after_train_iter = after_train_epoch = _pass
     before_val = after_val = before_val_epoch = before_test_epoch = after_train = _pass

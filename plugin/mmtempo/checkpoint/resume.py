@@ -14,6 +14,8 @@ from mmtempo.checkpoint.io.archive import check_archive
 from .loading import load_from_local
 
 MARKER = 'last_checkpoint'
+# A checkpoint within an epoch; the names of the others count completed epochs or iterations.
+INTERRUPTED = 'interrupted.pth'
 BEST = 'best_'  # prefix of the best checkpoints, which have no optimizer
 
 

@@ -132,13 +132,10 @@ class _History(StandIn):
         length = state['max_length']
         if type(length) is not int or length < 0:
             raise ValueError('HistoryBuffer: its max_length is not a whole number from 0 on')
-        logs, counts = _histories(state['_log_history'], state['_count_history'])
-        content = dict(max_length=length, _log_history=logs, _count_history=counts)
-        if 'statistics_methods' in state:
-            content['statistics_methods'] = _registered(state['statistics_methods'])
-        history = HistoryBuffer.__new__(HistoryBuffer)
-        history.__setstate__(content)
-        return history
+        # Its statistics are those of this program; a file cannot redefine them.
+        return HistoryBuffer(
+            *_histories(state['_log_history'], state['_count_history']), max_length=length
+        )
 
 
 class _Function(StandIn):
@@ -246,7 +243,7 @@ def safe_globals() -> list[tuple[Any, str]]:
         allowed.append((_scalar, f'{module}.scalar'))
     owners: dict[str, _Owner] = {}
     functions = [getattr(OneCycleParamScheduler, name) for name in ANNEALING]
-    for function in [*functions, *_statistics().values()]:
+    for function in [*functions, *HistoryBuffer._statistics_methods.values()]:
         module, name = getattr(function, '__module__', ''), getattr(function, '__qualname__', '')
         scope, _, last = f'{module}.{name}'.rpartition('.')
         if scope == _HISTORY.path or '<' in name:
@@ -320,24 +317,6 @@ def _replace(items: dict, known: dict[int, tuple[Any, Any]]) -> None:
         new = _resolved(item, known)
         if new is not item:
             dict.__setitem__(items, key, new)
-
-
-def _statistics() -> dict[str, Callable]:
-    """Return the statistics of HistoryBuffer, and those that the program has registered."""
-    return {**_HISTORY.functions, **HistoryBuffer._statistics_methods}
-
-
-def _registered(methods: Any) -> dict[str, Callable]:
-    """Return the named statistics, after a check that the file does not redefine them."""
-    here = _statistics()
-    if not isinstance(methods, dict):
-        raise ValueError('HistoryBuffer: its statistics are not a dict')
-    for name, method in dict.items(methods):
-        if type(name) is not str or type(method) is not _Function or name not in here:
-            raise ValueError('HistoryBuffer: a statistic is not registered in this program')
-        if method.real() is not here[name]:
-            raise ValueError(f'HistoryBuffer: statistic {name!r} is another function here')
-    return {name: here[name] for name in methods}
 
 
 def _histories(logs: Any, counts: Any) -> list[np.ndarray]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import os.path as osp
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -36,36 +36,20 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be saved, and the training must not continue as if it were."""
 
 
-class DeferredRemovals:
-    """File backend that leaves removals to a save, since stock removes files before it saves.
+class Replacing:
+    """Proxy of an object of stock with some of its methods replaced.
 
     Args:
-        backend: File backend for all other operations.
-        remove: Function that is called with the path of each file or folder to remove.
+        target: The object that all other attributes are read from.
+        methods: The methods that replace those of `target`, by name.
     """
 
-    def __init__(self, backend: Any, remove: Callable[[str], None]) -> None:
-        self._backend = backend
-        self.remove = self.rmtree = remove
+    def __init__(self, target: Any, **methods: Callable[..., None]) -> None:
+        self._target = target
+        vars(self).update(methods)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-
-class SavingRunner:
-    """Proxy of a runner whose `save_checkpoint` is another function.
-
-    Args:
-        runner: The runner that all other attributes are read from.
-        save: Function that replaces `Runner.save_checkpoint`.
-    """
-
-    def __init__(self, runner: Any, save: Callable[..., None]) -> None:
-        self._runner = runner
-        self.save_checkpoint = save
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+        return getattr(self._target, name)
 
 
 class _HookState:
@@ -78,7 +62,7 @@ class _HookState:
 
     def __init__(self, hook: Any, hub: Any) -> None:
         self._hook, self._hub = weakref.ref(hook), hub  # this may outlive a failed training
-        self._attributes = {name: _copy_of(value) for name, value in self._attributes_of(hook)}
+        self._attributes = {name: copy.copy(value) for name, value in self._attributes_of(hook)}
         self._infos = self._infos_of(hub)
         self._set: dict[str, Any] | None = None
         self._all.add(self)
@@ -118,13 +102,7 @@ class _HookState:
                     del infos[key]
 
 
-def _copy_of(value: Any) -> Any:
-    if isinstance(value, deque):
-        return deque(value, value.maxlen)
-    return dict(value) if isinstance(value, dict) else value
-
-
-class _Batch:
+class _FileGroup:
     """Files that are saved together, and that they replace.
 
     Args:
@@ -159,9 +137,9 @@ class CheckpointSaver:
     Args:
         hook: Checkpoint hook that the files belong to.
         runner: Runner of the training.
-        on_copying: Function to call when a save starts to copy the state. From then on, `fence`
-            must be called before the state changes.
-        overlaps: Whether parameters may be copied until the next fence. Defaults to True.
+        on_copying: Function to call when a save starts to copy the state. From then on,
+            `await_copies` must be called before the state changes.
+        overlaps: Whether parameters may be copied until `await_copies`. Defaults to True.
         timeout: Seconds that a save may take without progress. Defaults to 600.0.
     """
 
@@ -179,10 +157,10 @@ class CheckpointSaver:
         if is_main_process():
             parameter = next(unwrapped(runner.model).parameters(), torch.empty(0))
             self._writer = DurableWriter(parameter.device, timeout, runner.logger.warning)
-        self._open: _Batch | None = None
+        self._open: _FileGroup | None = None
         # A relative `out_dir` names the folder that was checked, also after `os.chdir`.
         self._cwd = os.getcwd()
-        self._running: list[_Batch] = []  # at most one
+        self._running: list[_FileGroup] = []  # at most one
         self._failed: CheckpointError | None = None
         # No hook runs after a failure, so report at collection or interpreter exit.
         self._end = weakref.finalize(self, _finalize, self._writer, self._running, runner.logger)
@@ -202,7 +180,7 @@ class CheckpointSaver:
         """Whether a save has ended that is not reported yet."""
         return bool(self._running) and self._running[0].is_done
 
-    def fence(self) -> bool:
+    def await_copies(self) -> bool:
         """Wait until the state may change; return whether to call this before the next change too.
 
         That is the case while a device copies asynchronously to the host.
@@ -210,11 +188,11 @@ class CheckpointSaver:
         if self._writer is None or not self._writer.is_copying:
             return False
         with charged_to('checkpoint: fence'):
-            self._writer.fence()
+            self._writer.await_copies()
         return self._writer.is_copying
 
     @contextmanager
-    def batch(self) -> Iterator[_Batch]:
+    def group(self) -> Iterator[_FileGroup]:
         """Save the files that are added in this block together, in that order.
 
         If any of them fails, hook and message hub are restored as if none had been saved.
@@ -224,23 +202,23 @@ class CheckpointSaver:
             return
         waited = self.wait()
         start = time.perf_counter()
-        self._open = batch = _Batch(_HookState(self._hook, self._runner.message_hub), waited)
+        self._open = group = _FileGroup(_HookState(self._hook, self._runner.message_hub), waited)
         try:
             with charged_to('checkpoint: staging'):
-                yield batch
-                batch.hook_state.seal()
-                if batch.files:
-                    self._submit(batch)
-            if batch.save is not None:
-                batch.save.taken = time.perf_counter() - start
+                yield group
+                group.hook_state.seal()
+                if group.files:
+                    self._submit(group)
+            if group.save is not None:
+                group.save.taken = time.perf_counter() - start
         except BaseException:
-            batch.hook_state.restore()
+            group.hook_state.restore()
             raise
         finally:
             self._open = None
 
     def add(self, out_dir: str, filename: str, *_: Any, **options: Any) -> None:
-        """Add a file to the open batch; takes the arguments of `Runner.save_checkpoint`."""
+        """Add a file to the open group; takes the arguments of `Runner.save_checkpoint`."""
         assert self._open is not None
         if self._writer is None:
             return
@@ -251,11 +229,11 @@ class CheckpointSaver:
         if osp.isdir(folder):  # an unmounted drive must not be replaced by a new folder
             with suppress(OSError):  # the writer reports the error
                 os.makedirs(osp.join(folder, osp.dirname(filename)), exist_ok=True)
-        content = checkpoint_of(self._runner, overlaps=self._overlaps, **options)
+        content = checkpoint_of(self._runner, **options)
         self._open.files.append((path, content))
 
     def remove(self, path: str) -> None:
-        """Remove a file once those of the open batch are durable."""
+        """Remove a file once those of the open group are durable."""
         assert self._open is not None
         self._open.old.append(path)
 
@@ -267,17 +245,17 @@ class CheckpointSaver:
         """
         if not self.has_ended:
             return
-        batch = self._running.pop()
+        group = self._running.pop()
         self._failed = None
-        if batch.save is not None:
-            for line in describe(batch.save, batch.waited):
+        if group.save is not None:
+            for line in describe(group.save, group.waited):
                 self._runner.logger.info(line)
-        failure = batch.failure()
+        failure = group.failure()
         if failure is None:
-            for line in refusals(batch.save):
+            for line in refusals(group.save):
                 self._runner.logger.warning(line)
             return
-        batch.hook_state.restore()
+        group.hook_state.restore()
         message, error = failure
         if isinstance(error, TornError):
             self._overlaps = False
@@ -311,11 +289,11 @@ class CheckpointSaver:
         """Wait for the current save; if it fails, restore hook and message hub."""
         if self._writer is not None and self._open is None:
             with charged_to('checkpoint: wait for the writer'):
-                self._writer.fence()
+                self._writer.await_copies()
                 self._writer.wait()
-        for batch in self._running:
-            if batch.is_done and batch.failure() is not None:
-                batch.hook_state.restore()
+        for group in self._running:
+            if group.is_done and group.failure() is not None:
+                group.hook_state.restore()
 
     def close(self) -> None:
         """Wait for the writer, and stop it."""
@@ -330,31 +308,31 @@ class CheckpointSaver:
         if self._writer is not None:
             self._writer.abandon()
 
-    def _submit(self, batch: _Batch) -> None:
+    def _submit(self, group: _FileGroup) -> None:
         assert self._writer is not None
-        self._running.append(batch)
-        files = [(osp.join(self._cwd, path), content) for path, content in batch.files]
+        self._running.append(group)
+        files = [(osp.join(self._cwd, path), content) for path, content in group.files]
         written = {path for path, _ in files}
-        old = [osp.join(self._cwd, path) for path in batch.old]
+        old = [osp.join(self._cwd, path) for path in group.old]
         remove = [path for path in old if path not in written]
         late: Collection[int] = changed_by_updates(self._runner) if self._overlaps else ()
         try:
             after, weights = _newest.get(self._runner), WeightsCheck.of(self._runner)
             check = None if weights is None else weights.of_copies(self._runner)
-            batch.save = self._writer.save(files, batch.marker, remove, late, after, check)
-            _newest[self._runner] = batch.save
+            group.save = self._writer.save(files, group.marker, remove, late, after, check)
+            _newest[self._runner] = group.save
         except (OSError, MemoryError, RuntimeError) as error:
-            batch.error = error  # without memory for the copy the save fails, as on a full disk
+            group.error = error  # without memory for the copy the save fails, as on a full disk
         else:
             self._on_copying()
-        batch.files = [(path, {}) for path, _ in batch.files]
+        group.files = [(path, {}) for path, _ in group.files]
 
 
-def _finalize(writer: DurableWriter | None, running: list[_Batch], logger: Any) -> None:
+def _finalize(writer: DurableWriter | None, running: list[_FileGroup], logger: Any) -> None:
     """Finish the current save, and log its failure."""
     if writer is not None:
         writer.close()
-    for failure in [batch.failure() for batch in running]:
+    for failure in [group.failure() for group in running]:
         if failure is not None:
             logger.error(f'{failure[0]}.')
 

@@ -156,14 +156,6 @@ class CachedDataset:
         if isinstance(old, CachedPipeline) and (new is None or new.key != old.cache.key):
             old.cache.close()
 
-    @property
-    def metainfo(self) -> dict:
-        return self.dataset.metainfo
-
-    @property
-    def test_mode(self) -> bool:
-        return self.dataset.test_mode
-
     def __len__(self) -> int:
         return len(self.dataset)
 

@@ -69,7 +69,7 @@ class DevicePrefetcher(Iterator):
                 raise following
             finally:
                 del following  # breaks a reference cycle that would keep the batch
-        self._side.hold(following.event)
+        self._side.make_current_wait(following.event)
         self._side.release()
         if self._source.ready():
             self._ahead = self._fetch()

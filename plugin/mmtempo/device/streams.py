@@ -109,8 +109,8 @@ class SideStream:
         """Reference `content` until this stream has read it; return the event of that moment.
 
         Host memory that is not from torch's allocator has no other protection from being
-        overwritten. The event is valid until `hold` was called with it and `release` after that;
-        then it is reused.
+        overwritten. The event is valid until `make_current_wait` was called with it and `release`
+        after that; then it is reused.
         """
         event = self._events.pop() if self._events else self._new_event()
         event.record(self._stream)
@@ -122,13 +122,9 @@ class SideStream:
         while self._slots and self._slots[0][0].query():
             self._events.append(self._slots.popleft()[0])
 
-    def hold(self, event: Any) -> None:
+    def make_current_wait(self, event: Any) -> None:
         """Make later work on the current stream wait for the event; the host does not wait."""
         self._streams.current_stream(self._device).wait_event(event)
-
-    def wait(self, event: Any) -> None:
-        """Block the host until the event."""
-        event.synchronize()
 
 
 def tells_time(device: torch.device) -> bool:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import os.path as osp
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from zipfile import is_zipfile
 
@@ -125,8 +125,7 @@ def _check_split(cfg: Config, split: str, optional: bool) -> Any:
             raise ValueError(f'{key} is missing from the config')
     if 'type' in loop:
         _check_type(LOOPS, loop, f'{split}_cfg')
-    evaluators = cfg.get(f'{split}_evaluator') or []
-    for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
+    for evaluator in _listed(cfg.get(f'{split}_evaluator')):
         _check_evaluator(evaluator, f'{split}_evaluator')
     _check_workers(loader, f'{split}_dataloader', loop.get('type'))
     return _check_dataloader(loader, f'{split}_dataloader')
@@ -136,8 +135,8 @@ def _check_workers(loader: Mapping, key: str, loop: Any) -> None:
     cls = LOOPS.get(loop) if isinstance(loop, str) else loop
     # A prefetching loop chooses num_workers where the config does not set it.
     prefetches = isinstance(cls, type) and issubclass(cls, PREFETCHING)
-    workers = loader.get('num_workers', 'auto' if prefetches else 0)
-    if prefetches and workers is None:
+    workers = loader.get('num_workers')
+    if workers is None and prefetches:
         workers = 'auto'
     if workers == 'auto' and not prefetches:
         raise ValueError(
@@ -157,9 +156,13 @@ def _check_evaluator(evaluator: Mapping, where: str) -> None:
         return
     if 'type' in evaluator:
         _check_type(EVALUATOR, evaluator, where)
-    metrics = evaluator['metrics']
-    for metric in [metrics] if isinstance(metrics, dict) else metrics:
+    for metric in _listed(evaluator['metrics']):
         _check_type(METRICS, metric, f'{where}.metrics')
+
+
+def _listed(parts: Any) -> Sequence[Any]:
+    """Return parts that a config gives as a list, as one dict, or not at all."""
+    return [parts] if isinstance(parts, dict) else parts or []
 
 
 def _check_dataloader(loader: Mapping, key: str) -> Any:
@@ -169,11 +172,9 @@ def _check_dataloader(loader: Mapping, key: str) -> Any:
         raise TypeError(
             f'{key}: unexpected key {unknown[0]!r}; it takes {", ".join(sorted(known))}'
         )
-    for part, registry in (('sampler', DATA_SAMPLERS), ('batch_sampler', DATA_SAMPLERS)):
-        if isinstance(loader.get(part), dict):
-            _check_type(registry, loader[part], f'{key}.{part}')
-    if isinstance(loader.get('collate_fn'), dict):
-        _check_type(FUNCTIONS, loader['collate_fn'], f'{key}.collate_fn')
+    parts = dict(sampler=DATA_SAMPLERS, batch_sampler=DATA_SAMPLERS, collate_fn=FUNCTIONS)
+    for part, registry in parts.items():
+        _check_type(registry, loader.get(part), f'{key}.{part}')
     if loader.get('dataset') is None:
         raise ValueError(f'{key}.dataset is missing from the config')
     return _check_dataset(loader['dataset'], f'{key}.dataset')
@@ -214,8 +215,7 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Registry, Mapping]]:
         if 'constructor' not in wrapper:  # a constructor may take more keys
             own = {key: wrapper[key] for key in set(wrapper) - {'optimizer', 'paramwise_cfg'}}
             yield 'optim_wrapper', OPTIM_WRAPPERS, {'type': 'OptimWrapper', **own}
-    schedulers = cfg.get('param_scheduler') or []
-    for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
+    for scheduler in _listed(cfg.get('param_scheduler')):
         if 'type' in scheduler:
             yield 'param_scheduler', PARAM_SCHEDULERS, scheduler
     if 'type' in (cfg.get('visualizer') or {}):

@@ -6,6 +6,7 @@ import copy
 import logging
 import os.path as osp
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,12 +49,6 @@ class SyncReport:
     def per_iteration(self) -> float:
         return sum(count for _, count in self.host_syncs) / self.iterations
 
-    def show(self, console: Console) -> None:
-        """Print each synchronization with its line of code, the most frequent first."""
-        _print_table(console, {'an iteration': self})
-        sums = f'{self.per_iteration:g} per iteration'
-        _print_sums(console, sums, f'{self.iterations}', self)
-
 
 @dataclass
 class SyncComparison:
@@ -71,44 +66,33 @@ class SyncComparison:
 
     def show(self, console: Console) -> None:
         """Print each synchronization with both counts per iteration; the last line has the sums."""
-        _print_table(console, {'stock': self.stock, 'mmtempo': self.mmtempo})
+        reports = (self.stock, self.mmtempo)
+        counts: dict[HostSync, list[float]] = {}
+        for index, report in enumerate(reports):
+            for host_sync, count in report.host_syncs:
+                counts.setdefault(host_sync, [0.0, 0.0])[index] = count / report.iterations
+        table = Table()
+        for name in ('stock', 'mmtempo'):
+            table.add_column(name, justify='right')
+        for name in ('kind', 'operation'):
+            table.add_column(name)
+        # Folded instead of cut, so that the path can be opened.
+        table.add_column('where', overflow='fold')
+        for one, row in sorted(counts.items(), key=lambda item: item[1], reverse=True):
+            numbers = [f'{count:g}' for count in row]
+            table.add_row(*numbers, one.kind, one.operation, _short(one.where))
+        if counts:
+            console.print(table)
         if self.note:
             console.print(self.note, highlight=False)
-        over = sorted({self.stock.iterations, self.mmtempo.iterations})
-        sums = (
-            f'{self.stock.per_iteration:g} per iteration with stock parts, '
-            f'{self.mmtempo.per_iteration:g} with mmtempo'
+        over = ' and '.join(map(str, sorted({report.iterations for report in reports})))
+        has_lines = any(report.with_lines for report in reports)
+        which = 'with log lines' if has_lines else 'without log line or checkpoint'
+        console.print(
+            f'host-device synchronizations: {self.stock.per_iteration:g} per iteration with stock '
+            f'parts, {self.mmtempo.per_iteration:g} with mmtempo, over {over} iterations {which}',
+            highlight=False,
         )
-        _print_sums(console, sums, ' and '.join(map(str, over)), self.stock, self.mmtempo)
-
-
-def _print_table(console: Console, columns: dict[str, SyncReport]) -> None:
-    """Print a row for each synchronization, with its count per iteration in each report."""
-    counts: dict[HostSync, list[float]] = {}
-    for index, report in enumerate(columns.values()):
-        for host_sync, count in report.host_syncs:
-            row = counts.setdefault(host_sync, [0.0] * len(columns))
-            row[index] = count / report.iterations
-    if not counts:
-        return
-    table = Table()
-    for name in columns:
-        table.add_column(name, justify='right')
-    for name in ('kind', 'operation'):
-        table.add_column(name)
-    # Folded instead of cut, so that the path can be opened.
-    table.add_column('where', overflow='fold')
-    for host_sync, row in sorted(counts.items(), key=lambda item: item[1], reverse=True):
-        numbers = [f'{count:g}' for count in row]
-        table.add_row(*numbers, host_sync.kind, host_sync.operation, _short(host_sync.where))
-    console.print(table)
-
-
-def _print_sums(console: Console, sums: str, over: str, *reports: SyncReport) -> None:
-    included = any(report.with_lines for report in reports)
-    which = 'with log lines' if included else 'without log line or checkpoint'
-    text = f'host-device synchronizations: {sums}, over {over} iterations {which}'
-    console.print(text, highlight=False)
 
 
 def _short(where: str) -> str:
@@ -127,7 +111,7 @@ class _Open(Hook):
     def __init__(self, first: int, count: int) -> None:
         self.first, self.count = first, count
         self.seen = 0
-        self.host_syncs: dict[HostSync, int] = {}
+        self.host_syncs: Counter[HostSync] = Counter()
         self.census: SyncCensus | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
@@ -144,8 +128,7 @@ class _Open(Hook):
             return
         census, self.census = self.census, None
         census.__exit__(None, None, None)
-        for host_sync, count in census.table():
-            self.host_syncs[host_sync] = self.host_syncs.get(host_sync, 0) + count
+        self.host_syncs.update(dict(census.table()))
         self.seen += 1
         if self.seen == self.count:
             raise _Enough
@@ -251,8 +234,7 @@ def count_host_syncs(cfg: Config, iterations: int, warm_up: int = 2) -> SyncRepo
                 f'the run ended after {runner.iter} iterations, before one could be counted; '
                 f'train for more than {warm_up} iterations without log line'
             )
-        host_syncs = sorted(opened.host_syncs.items(), key=lambda item: -item[1])
-        return SyncReport(opened.seen, host_syncs, _always_logs(runner))
+        return SyncReport(opened.seen, opened.host_syncs.most_common(), _always_logs(runner))
 
 
 def replace_amp_without_gpu(cfg: Config) -> bool:

@@ -15,17 +15,14 @@ from mmengine.runner import Runner
 from mmtempo.checkpoint import directory as folder
 from mmtempo.checkpoint.fence import SnapshotFence, change_weights_after, may_read_files
 from mmtempo.checkpoint.loading import register_safe_downloads
-from mmtempo.checkpoint.resume import MARKER
-from mmtempo.checkpoint.saver import CheckpointSaver, DeferredRemovals, SavingRunner
+from mmtempo.checkpoint.resume import INTERRUPTED, MARKER
+from mmtempo.checkpoint.saver import CheckpointSaver, Replacing
 from mmtempo.checkpoint.signals import StopOnSignal, counts_epochs, repeats_epochs
 from mmtempo.checkpoint.weights_check import WeightsCheck
 from mmtempo.evaluation.owed_evaluation import is_owed
 from mmtempo.policies.resume import fit_to_policy
 from mmtempo.system.folder_lock import FolderLock
 from mmtempo.utils.checks import is_number
-
-# A checkpoint within an epoch; the names of the others count completed epochs or iterations.
-INTERRUPTED = 'interrupted.pth'
 
 
 @HOOKS.register_module()
@@ -121,7 +118,7 @@ class AsyncCheckpointHook(CheckpointHook):
         self.save_on_signal = save_on_signal
         self._asked_dir: Any = self.out_dir
         self._start_dir: str | None = None  # the folder that a relative `out_dir` starts from
-        self._saving: CheckpointSaver | None = None  # None: CheckpointHook saves
+        self._saver: CheckpointSaver | None = None  # None: CheckpointHook saves
         self._waits = False  # for the end of each save, as user hooks may read its file
         self._lock: FolderLock | None = None  # held from `before_run` to `after_run`
         self._last_saved: tuple[Any, int, int] | None = None  # file, epoch and iteration
@@ -131,17 +128,17 @@ class AsyncCheckpointHook(CheckpointHook):
     @property
     def saves_copies(self) -> bool:
         """Whether the writer saves copies of the state, and judges the weights in them."""
-        return self._saving is not None
+        return self._saver is not None
 
     @property
     def is_collecting(self) -> bool:
         """Whether the content of such a save is being collected now."""
-        return self._saving is not None and self._saving.is_collecting
+        return self._saver is not None and self._saver.is_collecting
 
     def await_save(self) -> None:
         """Wait for the running save; if it fails, make hook and hub name the earlier files."""
-        if self._saving is not None:
-            self._saving.await_save()
+        if self._saver is not None:
+            self._saver.await_save()
 
     def before_run(self, runner: Any) -> None:
         if self._lock is None and folder.is_about_to_train(runner):
@@ -185,10 +182,10 @@ class AsyncCheckpointHook(CheckpointHook):
                 'the training waits until each file is durable.'
             )
         # Created here, in the main thread, because it starts the writer process.
-        self._saving = CheckpointSaver(
+        self._saver = CheckpointSaver(
             self, runner, self._fence.arm, not others, self.writer_timeout
         )
-        self._fence.observe(runner)
+        self._fence.attach(runner)
         if self._is_first_for_signals(runner):
             self._stop.begin(runner)
         if is_owed(runner) and not getattr(runner.train_loop, 'repeats_evaluations', False):
@@ -202,17 +199,17 @@ class AsyncCheckpointHook(CheckpointHook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
-        if self._saving is not None:
+        if self._saver is not None:
             # A failure of the last save must raise, which `after_train` does.
-            if self._saving.has_ended and not self.is_last_train_iter(runner):
-                self._saving.report()
+            if self._saver.has_ended and not self.is_last_train_iter(runner):
+                self._saver.report()
             self._stop.after_iteration(runner, batch_idx)
 
     def after_train_epoch(self, runner: Any) -> None:
         super().after_train_epoch(runner)
-        if self._saving is not None:
+        if self._saver is not None:
             if not self.is_last_train_epoch(runner):
-                self._saving.report()
+                self._saver.report()
             self._stop.after_epoch(runner)
 
     def before_val_epoch(self, runner: Any) -> None:
@@ -225,14 +222,14 @@ class AsyncCheckpointHook(CheckpointHook):
         self._stop.after_evaluation()
 
     def after_train(self, runner: Any) -> None:
-        saving = self._saving
-        if saving is not None:
-            self._fence.ignore()
+        saver = self._saver
+        if saver is not None:
+            self._fence.detach()
             try:
-                saving.wait(is_last=True)  # before `_stop.end`: a signal must not cut it off
+                saver.wait(is_last=True)  # before `_stop.end`: a signal must not cut it off
             finally:
-                saving.close()
-                self._saving = None
+                saver.close()
+                self._saver = None
                 self._stop.end()
             if is_main_process():
                 folder.clean(runner, self)
@@ -253,7 +250,7 @@ class AsyncCheckpointHook(CheckpointHook):
 
         For a loop that is about to end the training with an error, as when its loader fails.
         """
-        if self._saving is not None and runner.iter:
+        if self._saver is not None and runner.iter:
             self._save_on_stop(runner, runner.epoch, runner.iter)
 
     def stop_if_asked(self, runner: Any) -> None:
@@ -270,16 +267,16 @@ class AsyncCheckpointHook(CheckpointHook):
         return self.save_on_signal and (self not in able or able[0] is self)
 
     def _before_change(self) -> bool:
-        return self._saving is not None and self._saving.fence()
+        return self._saver is not None and self._saver.await_copies()
 
     def _abandon(self) -> None:
-        if self._saving is not None:
-            self._saving.abandon()
+        if self._saver is not None:
+            self._saver.abandon()
 
     def _save_checkpoint(self, runner: Any) -> None:
         is_last = self.is_last_train_epoch if self.by_epoch else self.is_last_train_iter
-        saving = self._saving
-        if self.on_busy == 'skip' and saving is not None and saving.is_busy and not is_last(runner):
+        saver = self._saver
+        if self.on_busy == 'skip' and saver is not None and saver.is_busy and not is_last(runner):
             # Named, because mmengine's logger drops a warning whose text it has shown before.
             name = self.filename_tmpl.format((runner.epoch if self.by_epoch else runner.iter) + 1)
             runner.logger.warning(
@@ -290,27 +287,27 @@ class AsyncCheckpointHook(CheckpointHook):
         self._wait_for_readers()
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
-        if self._saving is None:
+        if self._saver is None:
             super()._save_checkpoint_with_step(runner, step, meta)
             return
-        with self._saving.batch():
+        with self._saver.group():
             if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
                 if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
                     oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
-                    self._saving.remove(osp.join(self.out_dir, oldest))
+                    self._saver.remove(osp.join(self.out_dir, oldest))
                 self.keep_ckpt_ids.append(step)
                 runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
             self._save_as(runner, self.filename_tmpl.format(step), meta)
             if self.by_epoch:
-                self._saving.remove(osp.join(self.out_dir, INTERRUPTED))
+                self._saver.remove(osp.join(self.out_dir, INTERRUPTED))
 
     def _save_as(self, runner: Any, name: str, meta: dict) -> None:
-        assert self._saving is not None
-        with self._saving.batch() as batch:
+        assert self._saver is not None
+        with self._saver.group() as group:
             self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
             runner.message_hub.update_info('last_ckpt', self.last_ckpt)
             self._last_saved = (self.last_ckpt, meta['epoch'], meta['iter'])
-            self._saving.add(
+            self._saver.add(
                 self.out_dir,
                 name,
                 save_optimizer=self.save_optimizer,
@@ -319,25 +316,27 @@ class AsyncCheckpointHook(CheckpointHook):
                 by_epoch=self.by_epoch,
                 **self.args,
             )
-            batch.marker = (osp.join(runner.work_dir, MARKER), str(self.last_ckpt))
+            group.marker = (osp.join(runner.work_dir, MARKER), str(self.last_ckpt))
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict) -> None:
-        if self._saving is None or not self.save_best:
+        if self._saver is None or not self.save_best:
             super()._save_best_checkpoint(runner, metrics)
             return
-        backend = self.file_backend
-        self.file_backend = DeferredRemovals(backend, self._saving.remove)
+        saver, backend = self._saver, self.file_backend
+        # Stock removes the earlier file before it saves.
+        self.file_backend = Replacing(backend, remove=saver.remove, rmtree=saver.remove)
         try:
-            with self._saving.batch():
-                super()._save_best_checkpoint(SavingRunner(runner, self._saving.add), metrics)
+            with saver.group():
+                runner = Replacing(runner, save_checkpoint=saver.add)
+                super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
         """Wait for the file if user hooks that are called later may read it."""
-        if self._saving is not None and self._waits:
-            self._saving.await_save()
+        if self._saver is not None and self._waits:
+            self._saver.await_save()
 
     def _save_on_signal(self, runner: Any, epoch: int, iteration: int, anew: bool = False) -> None:
         for hook in runner.hooks:
@@ -357,8 +356,8 @@ class AsyncCheckpointHook(CheckpointHook):
             iteration: Number of completed iterations.
             anew: Whether to save a state that is saved already. Defaults to False.
         """
-        assert self._saving is not None
-        self._saving.wait()
+        assert self._saver is not None
+        self._saver.wait()
         meta = dict(epoch=epoch, iter=iteration)
         is_within_epoch, start = True, 0
         if counts_epochs(runner):
@@ -375,4 +374,4 @@ class AsyncCheckpointHook(CheckpointHook):
             step = epoch if self.by_epoch else iteration
             if anew or self._last_saved != (self.last_ckpt, epoch, meta['iter']):
                 self._save_checkpoint_with_step(runner, step, meta)
-        self._saving.wait(is_last=True)
+        self._saver.wait(is_last=True)

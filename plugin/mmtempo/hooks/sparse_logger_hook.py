@@ -10,14 +10,12 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import LoggerHook
 from mmengine.registry import HOOKS
 
-from mmtempo.checkpoint.content import leaves_late_parts
 from mmtempo.checkpoint.weights_check import is_copied_now
-from mmtempo.logging.eta import RemainingTime
+from mmtempo.logging.eta import RemainingTime, evaluations_left, saves_left
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_file import LogFile
 from mmtempo.logging.log_points import ALONG, writes_line
 from mmtempo.logging.progress_bar import ProgressBar
-from mmtempo.logging.remaining_work import evaluations_left, saves_left
 from mmtempo.logging.runner_view import LogPoint, RunnerView
 from mmtempo.logging.scalar_buffer import ScalarBuffer
 from mmtempo.utils.write_guard import WriteGuard
@@ -128,7 +126,6 @@ class SparseLoggerHook(LoggerHook):
         write = super().after_test_epoch
         self._guard_of(runner).write(lambda: write(runner, metrics))
 
-    @leaves_late_parts
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._log(wait=not is_copied_now(runner))
         if not self._is_evaluating:  # there it is part of the cost of the evaluation
@@ -160,7 +157,7 @@ class SparseLoggerHook(LoggerHook):
         if self._line is None:
             return None
         point, batch_idx = self._line
-        if not point.scalars.arrived(point.window, wait):
+        if not point.scalars.deliver(point.window, wait):
             return None
         self._line = None
         super().after_train_iter(point, batch_idx)

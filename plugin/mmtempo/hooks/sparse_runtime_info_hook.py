@@ -10,7 +10,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
-from mmtempo.checkpoint.content import leaves_late, leaves_late_parts
+from mmtempo.checkpoint.fence import has_user_code
 from mmtempo.checkpoint.io.snapshot import Deferred
 from mmtempo.checkpoint.loading import register_safe_downloads
 from mmtempo.checkpoint.signals import is_training
@@ -156,7 +156,6 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
         self._scalars.close()
         self._scalars = self.weights = None
 
-    @leaves_late_parts
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         is_copied = is_copied_now(runner)
         if self._scalars is not None:
@@ -166,8 +165,11 @@ class SparseRuntimeInfoHook(RuntimeInfoHook):
             self._scalars.bound()
         hub = checkpoint['message_hub']
         totals = totals_of(runner.message_hub.log_scalars, hub['log_scalars'])
-        # The thread of the writer waits for values that are on their way from the device.
-        is_late = is_copied and leaves_late(runner)
+        # The writer thread waits for values that are on their way from the device, unless a hook
+        # of a user may read them.
+        is_late = is_copied and not any(
+            has_user_code(hook, 'before_save_checkpoint') for hook in runner.hooks
+        )
         hub['runtime_info'][TOTALS] = Deferred(totals, is_of_host=True) if is_late else totals()
 
     def _before_save(self, runner: Any) -> None:

@@ -78,7 +78,7 @@ class ThroughputMonitorHook(IterTimerHook):
         stage_profile: dict | None = None,
     ) -> None:
         super().__init__()
-        self.options = MonitorOptions.checked(interval, stall_factor, watch_interval, stage_profile)
+        self.options = MonitorOptions(interval, stall_factor, watch_interval, stage_profile)
         self._monitor: TrainingMonitor | None = None
         self._timed_at = self._paused_at = 0.0
         # For each iteration since the last read: the time of its end, in seconds of
@@ -150,10 +150,6 @@ class ThroughputMonitorHook(IterTimerHook):
             super().after_train_iter(runner, batch_idx, data_batch, outputs)
             return
         self._moments += (time.perf_counter(), self._monitor.data_seconds)
-        self._log(runner, batch_idx, self._monitor)
-
-    def _log(self, runner: Any, batch_idx: int, monitor: TrainingMonitor) -> None:
-        """Update scalars and monitor where a line or a window is due, else do next to nothing."""
         if self._scalars is None:
             for key, values in self._since().items():
                 runner.message_hub.update_scalar(key, *values)
@@ -168,10 +164,11 @@ class ThroughputMonitorHook(IterTimerHook):
             self._set_eta(runner)
         interval = self.options.interval
         is_due = bool(writers) if interval is None else self.every_n_train_iters(runner, interval)
-        if is_due or monitor.timeline.number >= monitor.look_at:
+        if is_due or self._monitor.timeline.number >= self._monitor.look_at:
             self._gather()  # also without a line, so that the list of times stays short
             joins = any(getattr(hook, 'writes_late', False) for hook in writers)
-            monitor.after_iteration(runner, is_due, joins and self._scalars is not None)
+            joins = joins and self._scalars is not None
+            self._monitor.after_iteration(runner, is_due, joins)
 
     def _gather(self) -> None:
         if self._scalars is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmengine.dataset import DefaultSampler
@@ -49,9 +49,6 @@ class StreamPosition:
     batches: int = 0
     samples: int = 0
     processes: int = 1
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class BatchStream:

@@ -13,7 +13,7 @@ from mmtempo.utils.phases import UNPACK, charged_to
 
 from .background_iterator import BackgroundIterator, NotReady
 from .batch_stream import SampleRequest, StreamPosition
-from .shared_slabs import Packed, Pinned, SlabPool
+from .shared_slabs import Packed, SlabPool
 from .worker import WorkerStatus, WorkerTiming
 from .worker_errors import LoaderError, why_os_error, why_worker_died
 from .worker_pool import WorkerPool
@@ -127,6 +127,7 @@ class Pipeline:
         self._oom_kills = oom_kills()
         status.clear()
         self._requests, self._source = pool.begin()
+        self._most_requested = pool.most_requested
         self._request_batches()
 
     def __iter__(self) -> Iterator[Any]:
@@ -171,8 +172,8 @@ class Pipeline:
         self._in_flight.clear()
 
     def _request_batches(self) -> None:
-        most = self._pool.most_requested
-        while not self._ended and len(self._in_flight) + len(self._arrived) < most:
+        most = self._most_requested - len(self._arrived)
+        while not self._ended and len(self._in_flight) < most:
             requests, position = next(self._stream, (None, None))
             if requests is None or position is None:
                 self._requests.put(None)
@@ -200,10 +201,10 @@ class Pipeline:
                     self.on_wait()
                 self._check_workers(time.monotonic() - start)
 
-    def _make(self) -> Any:
+    def _make(self, source: Iterator[Any]) -> Any:
         """Return the next batch of a loader without workers, made in this process."""
         start, cpu = time.perf_counter(), time.thread_time()
-        batch = next(self._source)
+        batch = next(source)
         self._arrival = time.perf_counter()
         count = len(self._in_flight[0][0])
         self._waits.add(count, self._arrival - start, time.thread_time() - cpu)
@@ -212,10 +213,10 @@ class Pipeline:
     def _take_if_ready(self) -> tuple[Any, WorkerTiming | None]:
         try:
             if not isinstance(self._source, BackgroundIterator):
-                return self._make(), None
+                return self._make(self._source), None
             batch = self._source.take(CHECK_INTERVAL)
             self._arrival = time.perf_counter()
-            if isinstance(batch, (Packed, Pinned)):
+            if isinstance(batch, Packed):
                 with charged_to(UNPACK):
                     return batch.read(), batch.timing
             self._discard_slab(self._in_flight[0][0])  # its worker could not open the slab

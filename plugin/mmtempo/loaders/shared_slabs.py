@@ -135,26 +135,18 @@ class Packed:
     def __init__(self, lease: SlabLease, content: bytes, needed: int) -> None:
         self.lease, self.content, self.needed = lease, content, needed
         self.timing: Any = None
+        self._pinned: Any = None
 
     def read(self) -> Any:
         """Return the batch; call it in the training process."""
-        return _pools[self.lease.pool].read(self)
+        return _pools[self.lease.pool].read(self) if self._pinned is None else self._pinned
 
-    def pin_memory(self) -> Pinned:
+    def pin_memory(self) -> Packed:
         """Copy the batch to pinned memory, which frees the slab; torch's pin thread calls this."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Pinned(pin_memory(self.read()), self.timing)
-
-
-class Pinned:
-    """A batch in pinned memory, with the timing of its worker."""
-
-    def __init__(self, batch: Any, timing: Any) -> None:
-        self._batch, self.timing = batch, timing
-
-    def read(self) -> Any:
-        return self._batch
+        self._pinned = pin_memory(self.read())
+        return self
 
 
 class _Writer:

@@ -34,20 +34,15 @@ class LoaderError(RuntimeError):
     """
 
 
-def why_worker_died(
-    exitcode: int | None, *, oom_before: int | None, limits: Limits | None = None
-) -> str:
+def why_worker_died(exitcode: int, *, oom_before: int | None, limits: Limits | None = None) -> str:
     """Return the probable cause of a worker's death, and what to do.
 
     Args:
-        exitcode: Exit code as multiprocessing reports it, negative for a signal; None while the
-            process runs.
+        exitcode: Exit code as multiprocessing reports it, negative for a signal.
         oom_before: The OOM killer's count of kills when the worker started; None if unknown.
         limits: Limits of the machine after the death. Defaults to None: read them now.
     """
     limits = limits or Limits.of_this_machine()
-    if exitcode is None:
-        return f'the process runs but does not answer; {WITHOUT_WORKERS}'
     if exitcode >= 0:
         if exitcode in WINDOWS_CODES:
             return f'exit code {exitcode:#x}, {WINDOWS_CODES[exitcode]}'

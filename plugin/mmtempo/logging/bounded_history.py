@@ -28,6 +28,7 @@ class BoundedHistory(HistoryBuffer):
     def __init__(self, length: int, past: HistoryBuffer | None = None) -> None:
         # HistoryBuffer.__init__ would create arrays; here they are created when they are read.
         self._set_default_statistics()
+        self.max_length = length
         self._values: deque[float] = deque(maxlen=length)
         self._counts: deque[int] = deque(maxlen=length)
         self.total = 0  # values of the whole training
@@ -43,11 +44,6 @@ class BoundedHistory(HistoryBuffer):
             self._values.extend(logs[-length:].tolist())
             self._counts.extend(counts[-length:].tolist())
             self.totals = [len(logs), logs.sum(), counts.sum(), logs.min(), logs.max()]
-
-    @property
-    def max_length(self) -> int:
-        """Number of values that are kept."""
-        return self._values.maxlen or 0
 
     def update(self, log_val: int | float, count: int = 1) -> None:
         """Add a value after those that are still on the device."""
@@ -94,24 +90,18 @@ class BoundedHistory(HistoryBuffer):
         total, self._sum, count, self._min, self._max = map(float, totals)
         self.total, self._count = int(total), int(count)
 
-    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        if self.fetch is not None:
-            self.fetch()
-        return np.array(self._values), np.array(self._counts)
-
     # Methods of HistoryBuffer and registered statistics read these two attributes.
     @property
     def _log_history(self) -> np.ndarray:
-        return self._arrays()[0]
+        if self.fetch is not None:
+            self.fetch()
+        return np.array(self._values)
 
     @property
     def _count_history(self) -> np.ndarray:
-        return self._arrays()[1]
-
-    @property
-    def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Values that are kept, and their counts."""
-        return self._arrays()
+        if self.fetch is not None:
+            self.fetch()
+        return np.array(self._counts)
 
     def statistics(self, method_name: str, *arg: Any, **kwargs: Any) -> Any:
         """Compute a statistic by name, as `custom_cfg` of a log processor does."""
@@ -151,15 +141,13 @@ class BoundedHistory(HistoryBuffer):
 
     def plain(self) -> HistoryBuffer:
         """Return a copy as a plain `HistoryBuffer`."""
-        logs, counts = self._arrays()
-        return HistoryBuffer(logs, counts)
+        return HistoryBuffer(*self.data)
 
     def __deepcopy__(self, memo: dict) -> HistoryBuffer:
         return self.plain() if self.copied is None else self.copied(self)
 
     def __reduce__(self) -> tuple:
-        logs, counts = self._arrays()
-        return HistoryBuffer, (logs, counts)
+        return HistoryBuffer, self.data
 
 
 @cache

@@ -13,7 +13,7 @@ from mmengine.logging import HistoryBuffer, MessageHub
 
 from .bounded_history import BoundedHistory
 from .nonfinite import NonFiniteWatch
-from .scalar_rows import ScalarRows, by_key
+from .scalar_rows import ScalarRows
 
 KEY = 'mmtempo_scalars'
 MOST_ROWS = 512
@@ -126,7 +126,7 @@ class ScalarBuffer:
     def send(self) -> LogWindow:
         """Start copying the values of ended iterations; return the window of this log point."""
         if self._window is not None:
-            self.arrived(self._window, wait=True)
+            self.deliver(self._window, wait=True)
         # Values that came after the end of the iteration, but before this log point.
         self._rows.seal(self.iteration)
         self.gather()
@@ -137,8 +137,13 @@ class ScalarBuffer:
                 self._window.histories[key] = history.frozen()
         return self._window
 
-    def arrived(self, window: LogWindow, wait: bool = False) -> bool:
-        """Return whether the histories of a window are complete."""
+    def deliver(self, window: LogWindow, wait: bool = False) -> bool:
+        """Add what has arrived for a window to its histories; return whether they are complete.
+
+        Args:
+            window: The window.
+            wait: Whether to wait for all of its values. Defaults to False.
+        """
         self._deliver(window.ticket, wait)
         return window is not self._window
 
@@ -176,13 +181,13 @@ class ScalarBuffer:
         self._push(ticket, wait)
 
     def _push(self, ticket: int, wait: bool) -> None:
-        rows = list(self._rows.take(ticket, wait))
-        for iteration, values in rows:
-            self._watch.look(iteration, values)
-        for key, (numbers, counts) in by_key(values for _, values in rows).items():
-            # Otherwise a hook has removed or replaced the history.
-            if self._known[key] and type(self._hub.log_scalars.get(key)) is BoundedHistory:
-                self._hub.log_scalars[key].extend(numbers, counts)
+        for shipment in self._rows.take(ticket, wait):
+            for iteration, values in shipment.values:
+                self._watch.look(iteration, values)
+            for key, (numbers, counts) in shipment.by_key.items():
+                # Otherwise a hook has removed or replaced the history.
+                if self._known[key] and type(self._hub.log_scalars.get(key)) is BoundedHistory:
+                    self._hub.log_scalars[key].extend(numbers, counts)
 
     def _feed(self, key: str) -> None:
         """Create the history of a key at its first value, so that keys have the order of stock."""
@@ -197,8 +202,7 @@ class ScalarBuffer:
             self._hub.log_scalars[key] = BoundedHistory(self._length(key))
         self.bound()
         history = self._hub.log_scalars[key]
-        history.fetch = self.fetch
-        history.defer = lambda value, count: self.note(key, value, count)
+        history.fetch, history.defer = self.fetch, partial(self.note, key)
         history.copied = partial(self._copied, key)
 
     def _copied(self, key: str, live: BoundedHistory) -> HistoryBuffer:

@@ -5,13 +5,13 @@
     note(key, tensor)   several times an iteration: keeps a reference
     seal(iteration)     end of an iteration: one small kernel copies the values into a row
     send()              log point: one asynchronous copy of all rows to the host
-    take(...)           after it has arrived: (iteration, [(key, value, count), ...])
+    take(...)           after it has arrived: shipments of (iteration, [(key, value, count), ...])
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,33 +44,31 @@ class Shipment:
         """Whether all copies have arrived."""
         return all(copy.arrived for copy in self.copies.values())
 
-    def unpack(self) -> Iterator[tuple[int, Values]]:
-        """Yield iteration and values of each row."""
+    @cached_property
+    def values(self) -> list[tuple[int, Values]]:
+        """Iteration and values of each row."""
         numbers = {kind: iter(copy.values()) for kind, copy in self.copies.items()}
-        for iteration, entries in self.rows:
-            yield (
+        return [
+            (
                 iteration,
                 [
                     (key, value if kind is None else next(numbers[kind]), count)
                     for key, value, count, kind in entries
                 ],
             )
+            for iteration, entries in self.rows
+        ]
 
     @cached_property
     def by_key(self) -> dict[str, tuple[list, list]]:
-        """Return values and counts by key."""
-        return by_key(values for _, values in self.unpack())
-
-
-def by_key(rows: Iterable[Values]) -> dict[str, tuple[list, list]]:
-    """Return the values and the counts of each key, in order."""
-    found: dict[str, tuple[list, list]] = {}
-    for values in rows:
-        for key, value, count in values:
-            numbers, counts = found.setdefault(key, ([], []))
-            numbers.append(value)
-            counts.append(count)
-    return found
+        """Values and counts of each key, in order."""
+        found: dict[str, tuple[list, list]] = {}
+        for _, values in self.values:
+            for key, value, count in values:
+                numbers, counts = found.setdefault(key, ([], []))
+                numbers.append(value)
+                counts.append(count)
+        return found
 
 
 class ScalarRows:
@@ -142,12 +140,12 @@ class ScalarRows:
             self._rows, self._tensors = [], {}
         return self._sent
 
-    def take(self, ticket: int, wait: bool) -> Iterator[tuple[int, Values]]:
-        """Yield the rows up to a ticket, in order; without `wait`, those that have arrived."""
+    def take(self, ticket: int, wait: bool) -> Iterator[Shipment]:
+        """Yield the shipments up to a ticket, in order; without `wait`, those that have arrived."""
         while self._underway and self._underway[0].ticket <= ticket:
             if not wait and not self._underway[0].arrived:
                 return
-            yield from self._underway.popleft().unpack()
+            yield self._underway.popleft()
 
     def underway(self) -> list[Shipment]:
         """Return what was sent and not taken."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from mmengine.hooks import CheckpointHook
 
+from mmtempo.checkpoint.resume import INTERRUPTED
+
 
 def save_state(runner: Any) -> None:
     """Save the state after the last iteration, if the run has a checkpoint hook."""
@@ -15,7 +17,7 @@ def save_state(runner: Any) -> None:
                 hook.save_now(runner)
             else:
                 runner.save_checkpoint(
-                    hook.out_dir, 'interrupted.pth', meta=dict(epoch=runner.epoch, iter=runner.iter)
+                    hook.out_dir, INTERRUPTED, meta=dict(epoch=runner.epoch, iter=runner.iter)
                 )
             return
 

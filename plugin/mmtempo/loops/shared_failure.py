@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from mmengine.dist import is_distributed
 
 KEY = 'mmtempo/failure'
 # Errors of gloo if a process has exited without posting its failure, as after a SIGKILL.
@@ -86,9 +87,7 @@ def shared_failure() -> Iterator[None]:
 
 def _note() -> FailureNote | None:
     distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    if distributed.get_world_size() == 1:
+    if not is_distributed() or distributed.get_world_size() == 1:
         return None
     store = distributed.distributed_c10d._get_default_store()
     return FailureNote(store, distributed.get_rank())

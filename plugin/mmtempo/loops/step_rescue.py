@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from mmengine.dist import is_distributed
 
 from mmtempo.utils.runner import unwrapped, wrappers_of
 
@@ -29,12 +30,8 @@ class StepRescue:
     def __init__(self, runner: Any, infos: tuple[str, ...]) -> None:
         self._runner, self._infos = runner, infos
         distributed = torch.distributed
-        self._is_active = (
-            distributed.is_available()
-            and distributed.is_initialized()
-            and distributed.get_world_size() > 1
-            and distributed.get_backend() == 'gloo'
-        )
+        is_shared = is_distributed() and distributed.get_world_size() > 1
+        self._is_active = is_shared and distributed.get_backend() == 'gloo'
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._kept_infos: dict[str, Any] = {}

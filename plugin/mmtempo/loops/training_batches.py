@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -97,14 +98,13 @@ class TrainingBatches(Iterator):
     Args:
         runner: The runner of the training.
         loader: The dataloader of the training.
-        per_iteration: Number of batches of an iteration. Defaults to 1.
 
     Attributes:
         loader: The dataloader.
     """
 
-    def __init__(self, runner: Any, loader: PrefetchDataLoader, per_iteration: int = 1) -> None:
-        self._runner, self.loader, self._per_iteration = runner, loader, per_iteration
+    def __init__(self, runner: Any, loader: PrefetchDataLoader) -> None:
+        self._runner, self.loader = runner, loader
         loader.endless = True
         self._logged_batches = 0
 
@@ -125,7 +125,7 @@ class TrainingBatches(Iterator):
         """Index, within its epoch, of the iteration that begins with the last taken batch."""
         length = len(self.loader.batch_sampler)
         left = length - (self.loader.place.batches or length) + 1
-        return len(self.loader) - -(-left // self._per_iteration)
+        return len(self.loader) - -(-left // self.loader.batches_per_iteration)
 
     def resume(self, by_count: Callable[[], StreamPosition]) -> None:
         """Move the dataloader to the position of the checkpoint.
@@ -162,7 +162,7 @@ class TrainingBatches(Iterator):
         `before_train_iter`, of which the first saves the previous iteration if a signal has
         arrived.
         """
-        position: dict[str, Any] = self.loader.place.as_dict()
+        position: dict[str, Any] = asdict(self.loader.place)
         position.update(seed=self.loader.seed, iter=self._runner.iter + 1)
         position.update(per_iteration=samples_of_iteration(self._runner.train_loop))
         self._runner.message_hub.update_info(PLACE, position)

@@ -49,7 +49,7 @@ class PrefetchTraining(BaseLoop):
         self._used = loader
         self._batches: TrainingBatches | None = None  # of a loader that is not ours
         if isinstance(loader, PrefetchDataLoader):
-            self._batches = TrainingBatches(self.runner, loader, self.batches_per_iteration)
+            self._batches = TrainingBatches(self.runner, loader)
 
     @property
     def repeats_evaluations(self) -> bool:

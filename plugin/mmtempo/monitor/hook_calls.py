@@ -1,35 +1,16 @@
-"""Call the hooks of a runner one by one, for an observer that measures the time of each."""
+"""Call the hooks of a runner one by one, for a timer that measures each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+if TYPE_CHECKING:
+    from .hook_timer import HookTimer
 
-class HookObserver(Protocol):
-    """Measures hooks, without a reference to their runner."""
-
-    def hooks_at(self, point: str, runner: Any, arguments: dict[str, Any]) -> Iterator[Any]:
-        """Yield the hooks of a runner; each is called before the next one is taken."""
-
-
-_observers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
-def observe_hooks(runner: Any, observer: HookObserver) -> None:
-    """Have `call_hooks` of this runner take its hooks from the observer, until `stop_observing`."""
-    _observers[runner] = observer
-
-
-def stop_observing(runner: Any) -> None:
-    """Undo `observe_hooks`, if it was called."""
-    _observers.pop(runner, None)
-
-
-def observer_of(runner: Any) -> Any:
-    """Return the observer of a runner; None if it has none."""
-    return _observers.get(runner)
+# By runner, the timer that `call_hooks` and `hooks_at` take its hooks from.
+timers: WeakKeyDictionary[Any, HookTimer] = WeakKeyDictionary()
 
 
 def hooks_at(runner: Any, point: str, arguments: dict[str, Any]) -> Iterable[Any]:
@@ -40,25 +21,26 @@ def hooks_at(runner: Any, point: str, arguments: dict[str, Any]) -> Iterable[Any
         point: Name of the hook point.
         arguments: Keyword arguments of the hooks.
     """
-    observer = observer_of(runner)
-    return list(runner.hooks) if observer is None else observer.hooks_at(point, runner, arguments)
+    timer = timers.get(runner)
+    return list(runner.hooks) if timer is None else timer.hooks_at(point, runner, arguments)
 
 
 def call_hooks(runner: Any, point: str, **arguments: Any) -> None:
-    """Call all hooks at a hook point, by `Runner.call_hook` or, if observed, as it does.
+    """Call all hooks at a hook point, by `Runner.call_hook` or, if timed, as it does.
 
-    A runner that overrides `call_hook` calls its hooks itself. If observed, a hook that is
-    registered during a hook point is called from the next hook point on.
+    A runner that overrides `call_hook` calls its hooks itself. If timed, a hook that is registered
+    during a hook point is called from the next hook point on.
 
     Args:
         runner: The runner.
         point: Name of the hook point.
         **arguments: Keyword arguments of the hooks.
     """
-    if observer_of(runner) is None or _overrides_call_hook(runner):
+    timer = timers.get(runner)
+    if timer is None or _overrides_call_hook(runner):
         runner.call_hook(point, **arguments)
         return
-    for hook in hooks_at(runner, point, arguments):
+    for hook in timer.hooks_at(point, runner, arguments):
         if hasattr(hook, point):
             try:
                 getattr(hook, point)(runner, **arguments)

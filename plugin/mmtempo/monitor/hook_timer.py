@@ -10,7 +10,7 @@ from mmengine.hooks import CheckpointHook, Hook, LoggerHook
 from mmtempo.timing.timeline import Timeline
 from mmtempo.utils.phases import HOOKS, LOADER_ENDS, UNPACK
 
-from .hook_calls import observer_of
+from .hook_calls import timers
 
 # By hook point, the phase of the time before its first hook.
 BEFORE = dict(
@@ -58,9 +58,11 @@ class HookTimer:
         opening: dict[str, _Callback] | None = None,
         closing: dict[str, _Callback] | None = None,
     ) -> None:
-        self._timeline, self._closing = timeline, closing or {}
-        self._opening = {point: self._marking(name) for point, name in BEFORE.items()}
-        self._opening.update(opening or {})
+        self._timeline = timeline
+        self.opening = {point: self._marking(name) for point, name in BEFORE.items()}
+        self.opening.update(opening or {})
+        self.closing: dict[str, _Callback] = dict.fromkeys(BEFORE, lambda *_: None)
+        self.closing.update(closing or {})
         self.categories = {
             HOOKS: 'hook',
             LOADER_ENDS: 'data',
@@ -68,16 +70,7 @@ class HookTimer:
             VISUALIZER: 'logging',
         }
         # Types, because hooks may reference the runner, which this timer must not keep alive.
-        self._phases: dict[str, tuple[list[type], list[int | None]]] = {}
-
-    def open(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
-        """Begin a measured hook point, before its first hook."""
-        self._opening[point](runner, arguments)
-
-    def close(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
-        """End a measured hook point, after its last hook."""
-        if point in self._closing:
-            self._closing[point](runner, arguments)
+        self._order: dict[str, tuple[list[type], list[tuple[int, int | None]]]] = {}
 
     def mark_all(self) -> None:
         """Charge the time since the last mark to all hooks together."""
@@ -85,43 +78,42 @@ class HookTimer:
 
     def hooks_at(self, point: str, runner: Any, arguments: dict[str, Any]) -> Iterator[Any]:
         """Yield the hooks of a runner, and mark the end of each when the next one is taken."""
-        hooks = [hook for hook in runner.hooks if not isinstance(hook, HookEdge)]
-        if point not in BEFORE:
-            yield from hooks
-            return
-        log, clock = self._timeline.log, self._timeline.clock
-        self.open(point, runner, arguments)
-        for hook, phase in zip(hooks, self._phases_at(point, hooks), strict=True):
-            yield hook
+        hooks, log, clock = list(runner.hooks), self._timeline.log, self._timeline.clock
+        if point in BEFORE:
+            self.opening[point](runner, arguments)
+        for index, phase in self._order_at(point, hooks):
+            yield hooks[index]
             if phase is not None:
                 log += (phase, clock())
-        self.close(point, runner, arguments)
+        if point in BEFORE:
+            self.closing[point](runner, arguments)
 
     def _marking(self, name: str) -> _Callback:
         phase = self._timeline.phase(name)
         return lambda runner, arguments: self._timeline.mark(phase)
 
-    def _phases_at(self, point: str, hooks: list[Any]) -> list[int | None]:
-        """Return the phase of each hook; None for hooks that do nothing at this hook point."""
-        types, phases = self._phases.get(point, ([], []))
-        if types != [type(hook) for hook in hooks]:
-            types, phases = [type(hook) for hook in hooks], []
+    def _order_at(self, point: str, hooks: list[Any]) -> list[tuple[int, int | None]]:
+        """Return index and phase of each hook; no phase for those that do nothing at this point."""
+        types, order = self._order.get(point, ([], []))
+        if types != [*map(type, hooks)]:
+            types, order = [*map(type, hooks)], []
             for index, hook in enumerate(hooks):
-                number = types[: index + 1].count(types[index])
-                name = f'hook:{types[index].__name__}' + (f' {number}' if number > 1 else '')
+                if isinstance(hook, HookEdge):
+                    continue
+                phase, number = None, types[: index + 1].count(types[index])
                 if point in _hook_points_of(hook):
+                    name = f'hook:{types[index].__name__}' + (f' {number}' if number > 1 else '')
                     self.categories[name] = category_of(hook)
-                    phases.append(self._timeline.phase(name))
-                else:
-                    phases.append(None)
-            self._phases[point] = types, phases
-        return phases
+                    phase = self._timeline.phase(name)
+                order.append((index, phase))
+            self._order[point] = types, order
+        return order
 
 
 class HookEdge(Hook):
     """First or last hook of a runner, for loops that do not use `call_hooks`.
 
-    It tells the timer that observes the runner, if any, where a hook point begins or ends. Hooks
+    It tells the timer of the runner, if it has one, where a hook point begins or ends. Hooks
     of priority HIGHEST that were registered earlier, and hooks of priority LOWEST that were
     registered later, are outside.
 
@@ -131,21 +123,17 @@ class HookEdge(Hook):
 
     def __init__(self, is_last: bool) -> None:
         self.priority = 'LOWEST' if is_last else 'HIGHEST'
-        self._is_last = is_last
-
-    def reach(self, point: str, runner: Any, arguments: dict[str, Any]) -> None:
-        """Tell the timer, if the runner has one."""
-        timer = observer_of(runner)
-        if timer is not None and self._is_last:
-            timer.mark_all()
-            timer.close(point, runner, arguments)
-        elif timer is not None:
-            timer.open(point, runner, arguments)
+        self.is_last = is_last
 
 
 def _reaching(point: str) -> Callable[..., None]:
     def method(self: HookEdge, runner: Any, **arguments: Any) -> None:
-        self.reach(point, runner, arguments)
+        timer = timers.get(runner)
+        if timer is not None and self.is_last:
+            timer.mark_all()
+            timer.closing[point](runner, arguments)
+        elif timer is not None:
+            timer.opening[point](runner, arguments)
 
     return method
 

@@ -18,22 +18,15 @@ class MonitorOptions:
     watch_interval: float
     stage_profile: dict | None
 
-    @classmethod
-    def checked(
-        cls,
-        interval: int | None,
-        stall_factor: float,
-        watch_interval: float,
-        stage_profile: dict | None,
-    ) -> MonitorOptions:
-        """Return the options; raise a ValueError that names the config key of an invalid one."""
-        valid = interval is None or is_whole(interval)
-        _check('interval', interval, valid, 'an integer of at least 1, or None')
-        _check('stall_factor', stall_factor, is_number(stall_factor, 0), 'a number above 0')
-        valid = is_number_from(watch_interval, 0)
-        _check('watch_interval', watch_interval, valid, 'seconds, or 0 to turn it off')
-        _check_profile(stage_profile)
-        return cls(interval, stall_factor, watch_interval, stage_profile)
+    def __post_init__(self) -> None:
+        """Raise a ValueError that names the config key of an invalid option."""
+        valid = self.interval is None or is_whole(self.interval)
+        _check('interval', self.interval, valid, 'an integer of at least 1, or None')
+        valid = is_number(self.stall_factor, 0)
+        _check('stall_factor', self.stall_factor, valid, 'a number above 0')
+        valid = is_number_from(self.watch_interval, 0)
+        _check('watch_interval', self.watch_interval, valid, 'seconds, or 0 to turn it off')
+        _check_profile(self.stage_profile)
 
 
 def _check_profile(profile: Any) -> None:

@@ -1,6 +1,6 @@
 """Records of a monitored training: windows while it runs, and a summary of the whole run.
 
-It imports the verdict and the table of `report`, because each run ends with both.
+It imports the verdict of `report`, because each summary has one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mmtempo.report.terminal import to_text
 from mmtempo.report.verdict import judge
 from mmtempo.report.verdict.figures import is_pause
 from mmtempo.system.machine import machine
@@ -109,10 +108,6 @@ class RunRecorder:
         phases, count = window['phases'], window['iterations']
         step = sum(seconds for name, seconds in phases.items() if _is_own(name))
         return phases['data'] / count, step / count
-
-    def text(self, summary: dict[str, Any]) -> str:
-        """Format the summary for the log."""
-        return to_text(summary)
 
     def line(self, window: dict[str, Any]) -> str | None:
         """Return a log line if a window lost much time to unplanned causes, else None."""

@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 from mmtempo.device.event_timer import EventTimer
 from mmtempo.logging.guarded_scalars import GuardedScalars
 from mmtempo.logging.log_points import ALONG
+from mmtempo.report.terminal import to_text
 from mmtempo.system.process_counters import IterationCounters
 from mmtempo.system.readings import MachineReadings
 from mmtempo.system.sampler import MachineSampler
@@ -30,7 +31,7 @@ from mmtempo.utils.phases import STEP, activate, charged_to, deactivate
 from mmtempo.utils.runner import optimizers_of
 from mmtempo.utils.write_guard import WriteGuard
 
-from .hook_calls import observe_hooks, stop_observing
+from .hook_calls import timers
 from .hook_timer import VISUALIZER, HookTimer
 from .options import MonitorOptions
 from .profile_window import ProfileWindow, line_of
@@ -125,8 +126,8 @@ class TrainingMonitor:
         self.data_seconds = 0.0  # of several batches, complete only after the step
         self._warm = runner.iter + WARM_UP
         self._seen: set[tuple | None] = {None}  # shapes of inputs
-        self._shape_notes: dict[tuple | None, dict[str, Any]] = {}  # note fields by shape
-        self._shape_note: dict[str, Any] = {}  # note fields of the open iteration
+        self._shape: tuple | None = None  # of the open iteration
+        self._is_new_shape = False
         self._suspect = 0.0  # nanoseconds from which on an iteration may be judged slow
         self.look_at = runner.iter + MOST_UNSEEN
         self._device_parts: dict[str, LogHistogram] = {}
@@ -149,7 +150,7 @@ class TrainingMonitor:
         self._end_of_run = weakref.finalize(runner, self.abandon)
         _active.add(self)
         activate(self.timeline)
-        observe_hooks(runner, self._hook_timer)
+        timers[runner] = self._hook_timer
         self.timeline.start()
 
     def after_iteration(self, runner: Any, is_log_point: bool, joins: bool = False) -> None:
@@ -175,7 +176,7 @@ class TrainingMonitor:
             self._end('completed')
         else:
             self.abandon()
-        stop_observing(runner)
+        timers.pop(runner, None)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the monitor of a training that failed or was interrupted.
@@ -196,23 +197,10 @@ class TrainingMonitor:
     def _open(self, runner: Any, arguments: dict[str, Any]) -> None:
         """Begin an iteration, before its first hook; its batch has arrived."""
         self.data_seconds = self.timeline.begin()
-        shape = shape_of(arguments.get('data_batch'))
-        note = self._shape_notes.get(shape)
-        self._shape_note = self._new_shape_note(shape) if note is None else note
-
-    def _new_shape_note(self, shape: tuple | None) -> dict[str, Any]:
-        """Return the note fields for a new shape of inputs, or for one of the first iterations."""
-        note = {} if shape is None else dict(shape=shape)
-        is_new = shape not in self._seen and len(self._seen) <= MOST_SHAPES
-        if is_new:
+        self._shape = shape = shape_of(arguments.get('data_batch'))
+        self._is_new_shape = shape not in self._seen and len(self._seen) <= MOST_SHAPES
+        if self._is_new_shape:
             self._seen.add(shape)
-        if self.timeline.number <= self._warm:
-            return dict(note, is_first=True)
-        if is_new:
-            return dict(note, is_new_shape=True)
-        if shape in self._seen:
-            self._shape_notes[shape] = note
-        return note
 
     def _begin_step(self, *args: Any) -> None:
         self._step_timer.begin()
@@ -246,7 +234,11 @@ class TrainingMonitor:
 
     def _note(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the note of an iteration that may be slow; see `SlowIteration.note`."""
-        note = dict(self._shape_note)
+        note: dict[str, Any] = {} if self._shape is None else dict(shape=self._shape)
+        if self.timeline.number <= self._warm:
+            note['is_first'] = True
+        elif self._is_new_shape:
+            note['is_new_shape'] = True
         # Read from the loop each time, because hooks may replace its dataloader.
         deliveries = getattr(self._loop().dataloader, 'deliveries', None)
         batch = arguments.get('data_batch')
@@ -292,8 +284,9 @@ class TrainingMonitor:
         self.report.update(ranks=self._ranks.take())
         loader = getattr(self._loop(), 'dataloader', None)
         cache = cache_of(getattr(loader, 'dataset', None))
-        if hasattr(loader, 'waiting'):
-            self.report.update(loader=vars(loader.waiting).copy())
+        waiting = getattr(loader, 'waiting', None)
+        if waiting is not None:
+            self.report.update(loader=vars(waiting).copy())
         if cache is not None:
             self.report.update(cache=vars(cache.stats()))
         if self._sampler is not None:
@@ -353,7 +346,7 @@ class TrainingMonitor:
                 self._logger.warning(f'ThroughputMonitorHook: {type(problem).__name__}: {problem}')
         summary = self.report.end(status, error)
         if self._writes and summary['iterations']:
-            self._logger.info(self.report.text(summary))
+            self._logger.info(to_text(summary))
 
     def _to_stop(self) -> Iterator[Callable[[], Any]]:
         yield self._step_timer.close

@@ -64,13 +64,12 @@ class Limits:
         Args:
             root: Root of the file systems, for tests. Defaults to '/'.
         """
-        shared_memory = shared_memory_free(root)
-        if shared_memory is None and sys.platform == 'linux':
-            shared_memory = 0  # without it no memory can be shared
+        shm = shared_memory(root)
+        without = 0 if sys.platform == 'linux' else None  # 0: no memory can be shared
         return cls(
             usable_cpus(root),
             available_memory(root),
-            shared_memory,
+            without if shm is None else shm['shm_free'],
             open_files(root),
             oom_kills(root),
         )
@@ -95,25 +94,40 @@ def usable_cpus(root: str = '/') -> Cpus:
 
 def available_memory(root: str = '/') -> int | None:
     """Return the bytes available without swapping or an OOM kill; None where unknown."""
-    found = []
-    for line in read_file(root, 'proc/meminfo').splitlines():
-        if line.startswith('MemAvailable:'):
-            found.append(1024 * int(line.split()[1]))
+    found = [size for name, size in meminfo(root).items() if name == 'MemAvailable']
     for folder in control_groups('memory', root):
-        limits = [parse_number(read_file(folder, name)) for name in MEMORY_LIMITS]
-        usage = [parse_number(read_file(folder, name)) or 0 for name in MEMORY_USAGE]
-        used = max(0, sum(usage) - reclaimable(folder))
-        found += [max(0, limit - used) for limit in limits if limit is not None]
+        found += [max(0, limit - used) for used, limit in group_memory(folder)]
     return min(found, default=None)
 
 
-def shared_memory_free(root: str = '/') -> int | None:
-    """Return the free bytes in /dev/shm; None where it does not exist."""
+def meminfo(root: str) -> dict[str, int]:
+    """Return the bytes that the kernel states by name; empty on systems without /proc."""
+    lines = (line.split() for line in read_file(root, 'proc/meminfo').splitlines())
+    return {line[0].rstrip(':'): 1024 * int(line[1]) for line in lines}
+
+
+def group_memory(folder: str) -> list[tuple[int, int]]:
+    """Return used bytes and limit, by limit of a control group.
+
+    Cached files, which the kernel can reclaim, do not count as used.
+    """
+    stat = dict(line.split(' ', 1) for line in read_file(folder, 'memory.stat').splitlines())
+    cached = next((int(stat[name]) for name in RECLAIMABLE if name in stat), 0)
+    usage, limits = (
+        [parse_number(read_file(folder, name)) for name in names]
+        for names in (MEMORY_USAGE, MEMORY_LIMITS)
+    )
+    used = max(0, sum(filter(None, usage)) - cached)
+    return [(used, limit) for limit in limits if limit is not None]
+
+
+def shared_memory(root: str = '/') -> dict[str, int] | None:
+    """Return `shm_free` and `shm_total`, the bytes of /dev/shm; None where it does not exist."""
     try:
         found = os.statvfs(os.path.join(root, 'dev/shm'))
     except (AttributeError, OSError):  # Windows has no statvfs
         return None
-    return found.f_frsize * found.f_bavail
+    return dict(shm_free=found.f_frsize * found.f_bavail, shm_total=found.f_frsize * found.f_blocks)
 
 
 def open_files(root: str = '/') -> OpenFiles | None:
@@ -193,12 +207,6 @@ def control_groups(controller: str, root: str) -> Iterator[str]:
             yield os.path.join(top, inner)
             inner = os.path.dirname(inner)
         yield top
-
-
-def reclaimable(folder: str) -> int:
-    """Return the bytes of cached files, which the kernel can reclaim."""
-    stat = dict(line.split(' ', 1) for line in read_file(folder, 'memory.stat').splitlines())
-    return next((int(stat[name]) for name in RECLAIMABLE if name in stat), 0)
 
 
 def parse_number(text: str) -> int | None:

@@ -24,8 +24,8 @@ THROTTLE_REASONS = {
 class Nvml:
     """Utilization, power, clock, memory and throttling of one GPU.
 
-    The first `read` initializes NVML, `close` shuts it down. A figure that the GPU does not have,
-    such as the utilization of a MIG slice, is left out.
+    It is initialized at once; `close` shuts it down. A figure that the GPU does not have, such as
+    the utilization of a MIG slice, is left out.
 
     Args:
         index: The CUDA index of the GPU in this process.
@@ -35,15 +35,17 @@ class Nvml:
     """
 
     def __init__(self, index: int, properties: Any = None, library: Any = None) -> None:
-        self._index, self._properties = index, properties
-        self._library = library
-        self._handle: Any = None
-        self._begun = False
+        self._library, self._handle = library or _installed(), None
+        if self._library is None:
+            return
+        with contextlib.suppress(self._library.NVMLError):  # no driver, or another version of it
+            self._library.nvmlInit()
+            self._handle = _find(self._library, index, properties)
+            if self._handle is None:
+                self._library.nvmlShutdown()
 
     def read(self) -> dict[str, Any]:
         """Return `utilisation` (0 to 1), `power` (W), `clock` (MHz), `memory_used`, `throttle`."""
-        if not self._begun:
-            self._begin()
         if self._handle is None:
             return {}
         nvml, handle, found = self._library, self._handle, {}
@@ -62,35 +64,25 @@ class Nvml:
     def close(self) -> None:
         """Shut down NVML if it was initialized here."""
         if self._handle is not None:
-            self._handle, self._begun = None, False
-            self._shut_down()
-
-    def _begin(self) -> None:
-        self._begun = True
-        if self._library is None:
-            try:
-                import pynvml
-            except ImportError:
-                return
-            self._library = pynvml
-        try:
-            self._library.nvmlInit()
-        except self._library.NVMLError:  # no driver, or another version of it
-            return
-        self._handle = self._find()
-        if self._handle is None:
-            self._shut_down()
-
-    def _find(self) -> Any:
-        """Return the handle of the GPU, found by the surest identifier; None if none works."""
-        for find in _ways(self._library, self._index, self._properties):
+            self._handle = None
             with contextlib.suppress(self._library.NVMLError):
-                return find()
-        return None
+                self._library.nvmlShutdown()
 
-    def _shut_down(self) -> None:
-        with contextlib.suppress(self._library.NVMLError):
-            self._library.nvmlShutdown()
+
+def _installed() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def _find(nvml: Any, index: int, properties: Any) -> Any:
+    """Return the handle of the GPU, found by the surest identifier; None if none works."""
+    for find in _ways(nvml, index, properties):
+        with contextlib.suppress(nvml.NVMLError):
+            return find()
+    return None
 
 
 def throttle_reasons(mask: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ except ImportError:  # Windows
 from .limits import read_file
 
 FULL = 2  # the generation of a full collection
+_COUNTS = operator.attrgetter('ru_majflt', 'ru_minflt', 'ru_nivcsw', 'ru_stime', 'ru_utime')
 Totals = tuple[float | None, ...]
 
 
@@ -85,18 +87,8 @@ class IterationCounters:
     def read(self) -> Totals:
         """Return the totals in the order of `NAMES`. Call it in the training thread."""
         collections = self._collections
-        if self._whose is None:
-            return (None, None, None, None, None, collections.seconds, collections.full)
-        usage = resource.getrusage(self._whose)
-        return (
-            usage.ru_majflt,
-            usage.ru_minflt,
-            usage.ru_nivcsw,
-            usage.ru_stime,
-            usage.ru_utime,
-            collections.seconds,
-            collections.full,
-        )
+        counts = [None] * 5 if self._whose is None else _COUNTS(resource.getrusage(self._whose))
+        return (*counts, collections.seconds, collections.full)
 
 
 def cpu_demand() -> float:

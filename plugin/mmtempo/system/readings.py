@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from .limits import (
-    MEMORY_LIMITS,
-    MEMORY_USAGE,
-    control_groups,
-    parse_number,
-    read_file,
-    reclaimable,
-)
+from .limits import control_groups, group_memory, meminfo, read_file, shared_memory
 from .nvml import Nvml
 
 if TYPE_CHECKING:
@@ -59,21 +52,18 @@ def memory(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:
         whole, swap = psutil.virtual_memory(), psutil.swap_memory()
         used = 1 - whole.available / whole.total
         return dict(ram_used=used, ram_total=whole.total, ram_of='the machine', swap_used=swap.used)
-    lines = (line.split() for line in read_file(root, 'proc/meminfo').splitlines())
-    info = {line[0]: 1024 * int(line[1]) for line in lines}
-    if 'MemAvailable:' not in info:
+    info = meminfo(root)
+    if 'MemAvailable' not in info:
         return None
-    total = info['MemTotal:']
-    candidates = [(1 - info['MemAvailable:'] / total, total, 'the machine')]
+    total = info['MemTotal']
+    candidates = [(1 - info['MemAvailable'] / total, total, 'the machine')]
     for folder in groups:
-        usage = sum(parse_number(read_file(folder, name)) or 0 for name in MEMORY_USAGE)
-        used = max(0, usage - reclaimable(folder))
-        limits = [parse_number(read_file(folder, name)) for name in MEMORY_LIMITS]
-        candidates += [(used / limit, limit, 'the container') for limit in limits if limit]
+        uses = group_memory(folder)
+        candidates += [(used / limit, limit, 'the container') for used, limit in uses if limit]
     found: Figures = dict(zip(('ram_used', 'ram_total', 'ram_of'), max(candidates)))
-    if {'SwapTotal:', 'SwapFree:'} <= set(info):
-        found['swap_used'] = info['SwapTotal:'] - info['SwapFree:']
-    return found | {name.lower(): info[f'{name}:'] for name in DISK_CACHE if f'{name}:' in info}
+    if {'SwapTotal', 'SwapFree'} <= set(info):
+        found['swap_used'] = info['SwapTotal'] - info['SwapFree']
+    return found | {name.lower(): info[name] for name in DISK_CACHE if name in info}
 
 
 def swapping(root: str = '/') -> Figures | None:
@@ -86,15 +76,6 @@ def swapping(root: str = '/') -> Figures | None:
         name = f'swap_{way}'
         found[name] = found.get(name, 0) + int(pages) * mmap.PAGESIZE
     return found or None
-
-
-def shared_memory(root: str = '/') -> Figures | None:
-    """Return `shm_free` and `shm_total` of /dev/shm."""
-    try:
-        found = os.statvfs(os.path.join(root, 'dev/shm'))
-    except (AttributeError, OSError):  # Windows has no statvfs
-        return None
-    return dict(shm_free=found.f_frsize * found.f_bavail, shm_total=found.f_frsize * found.f_blocks)
 
 
 def pressure(root: str = '/', groups: Sequence[str] = ()) -> Figures | None:

@@ -63,10 +63,6 @@ class MachineSampler:
         readings: Readings | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if interval <= 0:
-            raise ValueError(f'interval must be above 0 seconds, found {interval!r}')
-        if keep < 2:
-            raise ValueError(f'keep must be 2 samples or more, found {keep!r}')
         self._interval, self._keep, self._clock = interval, keep, clock
         self._readings: Readings = readings or MachineReadings()
         self._parts = dict(self._readings.parts)

@@ -16,7 +16,7 @@ from .pace import Pace
 from .stall_detector import Stall, StallDetector
 from .stall_records import History, StallRecords
 from .stall_totals import StallTotals
-from .timeline import Block, Timeline
+from .timeline import FIRST, Block, Timeline
 
 KEEP = 50  # number of longest stalls that are kept
 MOST_CHANGES = 64
@@ -162,7 +162,7 @@ class IterationStats:
         whole = self._without_evaluation(block)
         self._whole.add(whole)
         self._spread.add(whole)
-        self._pace.add(whole.tolist())
+        self._pace.add((whole - block.spent[:, FIRST]).tolist())  # waits have their own figures
         for name, spent in zip(self._timeline.names, block.spent.T):
             if name not in self._phases:
                 self._phases[name] = LogHistogram()

@@ -29,20 +29,18 @@ class Charged(Protocol):
         """Return the nanoseconds carved out of what is marked next, so far."""
 
 
-_active: Charged | None = None  # the timeline of the training that runs in this process
+_active: list[Charged] = []  # timelines of running trainings, nested ones after the outer one
 
 
 def activate(timeline: Charged) -> None:
-    """Make `charged_to` attribute time to this timeline."""
-    global _active
-    _active = timeline
+    """Make `charged_to` attribute time to this timeline, until `deactivate`."""
+    _active.append(timeline)
 
 
 def deactivate(timeline: Charged) -> None:
-    """Undo `activate`, unless another timeline is active by now."""
-    global _active
-    if _active is timeline:
-        _active = None
+    """Undo `activate`, if it was called."""
+    if timeline in _active:
+        _active.remove(timeline)
 
 
 @contextlib.contextmanager
@@ -51,10 +49,10 @@ def charged_to(name: str) -> Iterator[None]:
 
     No-op without an active timeline. Call it in the training thread only.
     """
-    timeline = _active
-    if timeline is None:
+    if not _active:
         yield
         return
+    timeline = _active[-1]
     start, before = timeline.clock(), timeline.carved()
     try:
         yield

@@ -138,7 +138,7 @@ def test_round_ends_after_the_iterations_that_follow_a_durable_save(
     def is_busy(hook: OurArm) -> bool:
         if next(busy):
             return True
-        hook._saving._writer.wait()  # independent of the load of the machine
+        hook._saver._writer.wait()  # independent of the load of the machine
         return False
 
     monkeypatch.setattr(OurArm, 'is_busy', property(is_busy))

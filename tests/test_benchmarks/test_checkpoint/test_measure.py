@@ -27,11 +27,11 @@ def nothing() -> None:
 
 
 def test_losses_are_relative_to_the_same_round() -> None:
-    rounds = [
-        {'no save': Round([1.0, 1.0, 4.0]), 'stock': Round([3.0, 1.0], hook=2.0)},
-        # All iterations are slower in this round, with the same loss.
-        {'no save': Round([2.0, 2.0, 2.0]), 'stock': Round([4.0, 2.0], hook=2.0)},
-    ]
+    # All iterations are slower in the second round, with the same loss.
+    rounds = {
+        'no save': [Round([1.0, 1.0, 4.0]), Round([2.0, 2.0, 2.0])],
+        'stock': [Round([3.0, 1.0], hook=2.0), Round([4.0, 2.0], hook=2.0)],
+    }
     found = losses(rounds)
     assert found['no save']['lost'].seconds == [3.0, 0.0]
     assert found['stock']['lost'].seconds == [2.0, 2.0]

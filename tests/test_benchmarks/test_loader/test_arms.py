@@ -12,8 +12,6 @@ pytestmark = pytest.mark.usefixtures('small_pipelines')
 
 @pytest.mark.parametrize('name', ARMS)
 def test_every_arm_makes_batches_of_the_same_form(pictures: str, name: str) -> None:
-    if not ARMS[name].is_there:
-        pytest.skip(f'{ARMS[name].needs} is not installed')
     source = Source(ARMS[name], pictures, 'png')
     stream = LOADERS[source.arm.loader](source.dataset(), 0)
     first, second = stream.take(), stream.take()

@@ -55,7 +55,7 @@ class Fake:
         self.taken = self.closed = 0
 
     def __call__(self, dataset: Any, workers: int) -> Stream:
-        return Stream(self.take, self.close, dataset)
+        return Stream(self.take, self.close)
 
     def take(self) -> None:
         self.taken += 1
@@ -89,7 +89,7 @@ def test_start_up_includes_building_the_data_set(
 
     def fake(dataset: Any, workers: int) -> Stream:
         seen.append((dataset['type'], workers, next(ticks)))
-        return Stream(lambda: next(ticks), lambda: None, dataset)
+        return Stream(lambda: next(ticks), lambda: None)
 
     monkeypatch.setitem(LOADERS, 'mmtempo', fake)
     monkeypatch.setattr('time.perf_counter', lambda: next(ticks))

@@ -55,7 +55,7 @@ def test_late_and_early_tensors_have_their_old_values(buffer: HostBuffer) -> Non
         for tensor in content['early'].values():
             change(tensor)
         in_thread(snapshot.finish)
-        assert snapshot.fence() == 0.0
+        assert snapshot.await_copies() == 0.0
         for tensor in content['late'].values():
             change(tensor)
         for part in ('late', 'early'):
@@ -165,7 +165,7 @@ def test_change_before_the_fence_raises(buffer: HostBuffer) -> None:
     late.add_(1)
     with pytest.raises(TornError, match='changed by the forward or backward'):
         snapshot.finish()
-    assert snapshot.fence() == 0.0  # there is nothing to wait for
+    assert snapshot.await_copies() == 0.0  # there is nothing to wait for
     [frozen] = snapshot.take([[late]], {late.data_ptr()})
     snapshot.finish()
     assert torch.equal(frozen[0], late)
@@ -191,7 +191,7 @@ def test_fence_waits_for_the_copy(buffer: HostBuffer, monkeypatch: pytest.Monkey
     [frozen] = snapshot.take([[late]], {late.data_ptr()})
     thread = threading.Thread(target=finish)
     thread.start()
-    waited = snapshot.fence()
+    waited = snapshot.await_copies()
     done.append('passed')
     late.fill_(1)
     go.set()
@@ -212,7 +212,7 @@ def test_failed_copy_opens_the_fence(buffer: HostBuffer, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, '_copy', fails)
     with pytest.raises(MemoryError):
         snapshot.finish()
-    assert snapshot.fence() == 0.0
+    assert snapshot.await_copies() == 0.0
 
 
 class OnDevice(torch.Tensor):
@@ -231,29 +231,36 @@ def on(where: str, value: float) -> OnDevice:
     return tensor
 
 
+class FakeEvent:
+    """An event whose copies are made when it is waited for, as late as a device may."""
+
+    def __init__(self, calls: list, number: int, pairs: list) -> None:
+        self.calls, self.number, self.pairs = calls, number, pairs
+
+    def synchronize(self) -> None:
+        self.calls.append(('wait', self.number, threading.current_thread().name))
+        for target, source in self.pairs:
+            target.copy_(source)
+
+
 class FakeStream:
-    """A side stream that copies at `wait` only, as late as a device may."""
+    """A side stream that records its calls."""
 
     calls: list[Any]
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.calls.append(('stream', str(device)))
-        self._waiting: list[list] = []
+        self._copies = 0
 
-    def copy(self, pairs: list) -> int:
-        self._waiting.append(pairs)
-        event = len(self._waiting) - 1
-        self.calls.append(('copy', event, [float(source[0]) for _, source in pairs]))
+    def copy(self, pairs: list) -> FakeEvent:
+        event = FakeEvent(self.calls, self._copies, pairs)
+        self._copies += 1
+        self.calls.append(('copy', event.number, [float(source[0]) for _, source in pairs]))
         return event
 
-    def hold(self, event: int) -> None:
-        self.calls.append(('hold', event))
-
-    def wait(self, event: int) -> None:
-        self.calls.append(('wait', event, threading.current_thread().name))
-        for target, source in self._waiting[event]:
-            target.copy_(source)
+    def make_current_wait(self, event: FakeEvent) -> None:
+        self.calls.append(('hold', event.number))
 
 
 @pytest.fixture
@@ -275,7 +282,7 @@ def test_host_does_not_wait_for_a_device(buffer: HostBuffer, calls: list) -> Non
     [frozen] = snapshot.take([[late, early]], addresses(late))
     # The device waits at once for tensors that may change at once, and at the fence for others.
     assert calls == [('stream', 'cuda:0'), ('copy', 0, [2.0]), ('hold', 0), ('copy', 1, [1.0])]
-    assert snapshot.fence() == 0.0
+    assert snapshot.await_copies() == 0.0
     assert calls[4:] == [('hold', 1)]
     thread = threading.Thread(target=snapshot.finish, name='writer')
     thread.start()
@@ -322,7 +329,7 @@ def test_host_tensors_are_copied_at_once_with_a_device(buffer: HostBuffer, calls
     snapshot = Snapshot(buffer)
     weight, step = on('cuda:0', 1), on('cpu', 5)
     [frozen] = snapshot.take([[weight, step]], addresses(weight, step))
-    snapshot.fence()
+    snapshot.await_copies()
     step.add_(1)
     snapshot.finish()
     assert frozen[1].tolist() == [5.0] * 3
@@ -350,7 +357,7 @@ def test_deferred_values_are_traversed_late(buffer: HostBuffer) -> None:
             a=tied, state=Deferred(lambda state=state: state), b=Deferred(lambda tied=tied: tied)
         )
         content['groups'] = [dict(lr=0.1)]
-        [frozen] = snapshot.take([content])
+        [frozen] = snapshot.take([content], {torch.ones(1).data_ptr()})
         assert list(frozen) == ['a', 'state', 'b', 'groups']
         state[0]['more'] = torch.zeros(5000)
         in_thread(snapshot.finish)
@@ -368,16 +375,26 @@ def test_deferred_values_are_traversed_late(buffer: HostBuffer) -> None:
         assert inside == (turn > 0)  # the first snapshot reserved no memory for it
 
 
+def test_deferred_values_are_copied_at_once_without_late_tensors(buffer: HostBuffer) -> None:
+    """As where hooks may change the optimizer's state right after a save."""
+    snapshot = Snapshot(buffer)
+    state = dict(avg=torch.ones(40))
+    [frozen] = snapshot.take([dict(state=Deferred(lambda: state))])
+    state['avg'].zero_()
+    snapshot.finish()
+    assert same(frozen['state']['avg'], torch.ones(40))
+
+
 def test_deferred_values_of_a_device_are_traversed_at_once(calls: list) -> None:
     """The training starts their copies, after the copies that the device waits for at once."""
     buffer = HostBuffer('mps')  # for any device; it is not accessed
     snapshot = Snapshot(buffer)
     content = dict(state=Deferred(lambda: {0: dict(x=on('cuda:0', 1))}), buffer=on('cuda:0', 2))
-    [frozen] = snapshot.take([content])
+    [frozen] = snapshot.take([content], {torch.ones(1).data_ptr()})
     assert [step[2] for step in calls if step[0] == 'copy'] == [[2.0], [1.0]]
     assert torch.equal(frozen['buffer'], torch.zeros(3))  # not copied yet
     snapshot.finish()
-    snapshot.fence()
+    snapshot.await_copies()
     buffer.close()
 
 
@@ -393,7 +410,7 @@ def test_change_before_the_fence_raises_with_a_device_too(
     if changed:
         weight.add_(1)
     if fenced:
-        snapshot.fence()
+        snapshot.await_copies()
         weight.add_(1)
     with pytest.raises(TornError) if changed else contextlib.nullcontext():
         snapshot.finish()

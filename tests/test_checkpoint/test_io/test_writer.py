@@ -45,7 +45,7 @@ def test_files_marker_and_removals(writer: DurableWriter, tmp_path: Path) -> Non
         late=late,
     )
     state['int'].zero_()
-    writer.fence()
+    writer.await_copies()
     state['plain'].zero_()
     writer.wait()
     assert (done.error, done.restarts, done.kept, done.is_done) == (None, 0, [], True)
@@ -87,7 +87,7 @@ def test_one_save_at_a_time(
     writer: DurableWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    ask, wait, take = durable_writer._Worker._ask, DurableWriter.wait, Snapshot.take
+    ask, wait, take = durable_writer._WriterThread._ask, DurableWriter.wait, Snapshot.take
     busy: list[bool] = []
 
     def asking(self: Any, *args: Any) -> dict:
@@ -102,7 +102,7 @@ def test_one_save_at_a_time(
         busy.append(writer.is_busy)
         return take(self, *args)
 
-    monkeypatch.setattr(durable_writer._Worker, '_ask', asking)
+    monkeypatch.setattr(durable_writer._WriterThread, '_ask', asking)
     monkeypatch.setattr(Snapshot, 'take', taking)
     assert not writer.is_busy
     save(writer, tmp_path / 'a', 1)
@@ -181,7 +181,7 @@ def test_disk_error_fails_the_save(
     path = where(writer, tmp_path)
     large = {str(part): torch.ones(1000) for part in range(20)}
     done = writer.save([(str(path), large)], remove=[str(tmp_path / 'a')])
-    writer.fence()
+    writer.await_copies()
     writer.wait()
     assert isinstance(done.error, OSError)
     assert (done.error.errno, done.error.filename) == (number, str(path))
@@ -195,7 +195,7 @@ def test_content_that_cannot_be_pickled_fails_the_save(
     writer: DurableWriter, tmp_path: Path
 ) -> None:
     done = writer.save([(str(tmp_path / 'a'), dict(function=lambda: None))])
-    writer.fence()
+    writer.await_copies()
     writer.wait()
     assert type(done.error) is not WriterDied
     assert 'lambda' in str(done.error)
@@ -231,7 +231,7 @@ def test_missing_memory_raises_and_next_save_succeeds(
         patch.setattr(os, 'posix_fallocate', fails)
         with pytest.raises(OSError, match='no memory'):
             writer.save([(str(tmp_path / 'b'), dict(value=torch.ones(10_000)))])
-        writer.fence()
+        writer.await_copies()
         assert not writer.is_busy
     done = save(writer, tmp_path / 'b', 2)
     writer.wait()
@@ -250,7 +250,7 @@ def test_thread_that_cannot_be_started_raises(
         patch.setattr(threading.Thread, 'start', fails)
         with pytest.raises(RuntimeError, match='new thread'):
             save(writer, tmp_path / 'a')
-        writer.fence()
+        writer.await_copies()
     save(writer, tmp_path / 'b')
     writer.close()
     assert os.listdir(tmp_path) == ['b']

@@ -89,14 +89,14 @@ def begin_save(
 ) -> threading.Event:
     """Start a save, and wait until it is copied; it is written when the returned event is set."""
     ready, go = threading.Event(), threading.Event()
-    ask = durable_writer._Worker._ask
+    ask = durable_writer._WriterThread._ask
 
     def asking(self: Any, *args: Any) -> dict:
         ready.set()
         go.wait()
         return ask(self, *args)
 
-    monkeypatch.setattr(durable_writer._Worker, '_ask', asking)
+    monkeypatch.setattr(durable_writer._WriterThread, '_ask', asking)
     save(writer, path)
     ready.wait()
     return go
@@ -140,7 +140,7 @@ def test_writer_collected_in_its_own_thread(
 
     monkeypatch.setattr(Snapshot, 'finish', dropping)
     save(holder[0], tmp_path / 'a')
-    thread = holder[0]._worker._thread
+    thread = holder[0]._thread._thread
     assert thread is not None
     given.set()
     thread.join(LONG)
@@ -160,7 +160,7 @@ def test_abandon_fails_the_save_at_once(
         save(writer, tmp_path / 'before')
         writer.wait()
     go = begin_save(writer, tmp_path / 'a', monkeypatch)
-    thread, last = writer._worker._thread, writer._last
+    thread, last = writer._thread._thread, writer._last
     assert thread is not None
     assert last is not None
     writer.abandon()
@@ -169,7 +169,7 @@ def test_abandon_fails_the_save_at_once(
     thread.join(LONG)
     assert isinstance(last.error, WriterDied)
     assert os.listdir(tmp_path) == (['before'] if is_started else [])
-    writer.fence()
+    writer.await_copies()
     writer.wait()
     assert resources() == before
 
@@ -187,10 +187,10 @@ stub = types.ModuleType('mmtempo')  # the package imports mmseg, which takes sec
 stub.__path__ = [{package!r}]
 sys.modules['mmtempo'] = stub
 import torch
-from mmtempo.checkpoint.io.writer import DurableWriter, _Worker
+from mmtempo.checkpoint.io.writer import DurableWriter, _WriterThread
 
-go, ask = threading.Event(), _Worker._ask
-_Worker._ask = lambda *args: go.wait() and ask(*args)  # nothing is written before the end
+go, ask = threading.Event(), _WriterThread._ask
+_WriterThread._ask = lambda *args: go.wait() and ask(*args)  # nothing is written before the end
 
 def begin(name):
     global writer
@@ -199,7 +199,7 @@ def begin(name):
     weight = torch.ones(300_000)
     path = os.path.join({folder!r}, name)
     writer.save([(path, dict(weight=weight))], late={{weight.data_ptr()}})
-    writer.fence()
+    writer.await_copies()
     weight.zero_()
 
 for name in ('sys.exit', 'error', 'end', 'killed'):
@@ -223,7 +223,7 @@ if name == 'killed':
     pid = os.fork()
     if pid == 0:  # a data loader worker, which does not end with the training at once
         signal.pause()
-    print(pid, writer._worker._process.pid, flush=True)
+    print(pid, writer._thread._process.pid, flush=True)
     input()
     os.kill(os.getpid(), signal.SIGKILL)
 """

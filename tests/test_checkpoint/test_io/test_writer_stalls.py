@@ -93,8 +93,8 @@ def test_stall_of_both_processes_fails_the_save(
     with pytest.raises(TimeoutError, match='an earlier save is still blocked'):
         save(writer, tmp_path / 'b')
     go.set()
-    assert writer._worker._idle.wait(LONG)
-    writer._worker._timeout = LONG
+    assert writer._thread._idle.wait(LONG)
+    writer._thread._timeout = LONG
     done = save(writer, tmp_path / 'b', 2)
     writer.close()
     assert done.error is None
@@ -130,7 +130,7 @@ def test_save_given_up_while_it_awaits_another_writes_nothing(
     writer.wait()
     assert isinstance(done.error, TimeoutError)
     other.end()
-    assert writer._worker._idle.wait(LONG)
+    assert writer._thread._idle.wait(LONG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['old']
     writer.close()
 
@@ -165,10 +165,10 @@ def test_save_given_up_is_not_taken_over_by_this_process(tmp_path: Path) -> None
     writer = DurableWriter(warn=lambda line: None)
     stop_process(writer)
     done = save(writer, tmp_path / 'a')
-    while writer._worker._working is None:
+    while writer._thread._working is None:
         time.sleep(0.001)
     done.end(TimeoutError('no progress'))
     os.kill(process_of(writer), signal.SIGKILL)
-    assert writer._worker._idle.wait(LONG)
+    assert writer._thread._idle.wait(LONG)
     assert list(tmp_path.iterdir()) == []
     writer.close()

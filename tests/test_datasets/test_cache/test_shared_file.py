@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmtempo.datasets.cache.shared_file import Address, SharedFile, open_shared
+from mmtempo.datasets.cache.shared_file import SharedFile, open_shared
 from tests.testing.processes import FORK, in_child
 from tests.testing.sample_caches import Caches, put_some, right_ones
 
@@ -95,7 +95,7 @@ def test_lock_excludes_other_processes_until_released(where: str | None) -> None
     assert os.pread(file.descriptor, 99, 0) == b'content first second'
 
 
-def content_at(address: Address) -> bytes:
+def content_at(address: str) -> bytes:
     file = SharedFile.at(address)
     return os.pread(file.descriptor, 99, 0)
 

@@ -60,8 +60,8 @@ def test_workers_that_wait_may_exceed_the_cores() -> None:
     assert verdict.findings[0].key == 'data: workers'
     assert overrides(verdict) == ['train_dataloader.num_workers=17']
     assert (
-        'A worker computes for 25 % of its time, and waits for a disk or the network in the rest.'
-        in verdict.why
+        'Making a batch needs a CPU in 25 % of the time; in the rest it waits for a disk or the '
+        'network.' in verdict.why
     )
 
 
@@ -70,7 +70,7 @@ def test_unknown_cpu_time_makes_no_claim() -> None:
     del run['loader']['cpu']
     verdict = judge(summary(**run))
     assert verdict.findings[0].key == 'data: cpu'
-    assert not any('CPU time' in line or 'computes' in line for line in verdict.why)
+    assert not any('CPU time' in line or 'needs a CPU' in line for line in verdict.why)
 
 
 @pytest.mark.parametrize(

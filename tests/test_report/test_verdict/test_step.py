@@ -110,7 +110,10 @@ def test_slower_pace_is_named_with_its_beginning(
 ) -> None:
     verdict = judge(summary(setting=setting, changes=changes, **slower(0.2)))
     assert verdict.headline == f'Iterations take 200 ms instead of 140 ms from {since} on.'
-    assert verdict.why == ['Slower pace: 76.8 s, 11 % of the time.', *why]
+    assert verdict.why == [
+        'Slower pace, apart from waiting for data: 76.8 s, 11 % of the time.',
+        *why,
+    ]
 
 
 def test_resumed_run_counts_from_its_first_iteration() -> None:
@@ -121,7 +124,7 @@ def test_resumed_run_counts_from_its_first_iteration() -> None:
 def test_drift_has_no_beginning() -> None:
     verdict = judge(summary(**drifting(0.21)))
     assert verdict.headline == 'Iterations become slower: 210 ms instead of 140 ms at the end.'
-    assert verdict.why[0].startswith('The time of an iteration grows evenly, at a cost of 89.6 s')
+    assert verdict.why[0].startswith('Even growth, apart from waiting for data: 89.6 s, 13 %')
 
 
 def test_slow_copies_need_pinned_memory() -> None:

@@ -65,7 +65,7 @@ class OurArm(_Timed, AsyncCheckpointHook):
 
     @property
     def is_busy(self) -> bool:  # type: ignore[override]
-        return self._saving is not None and self._saving.is_busy
+        return self._saver is not None and self._saver.is_busy
 
     def _before_change(self) -> bool:
         start = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import torch
 from rich.table import Table
 
 from mmtempo.benchmarks import process_memory
-from mmtempo.benchmarks.harness import Report, Timing, add_columns, ratio, take_rounds
+from mmtempo.benchmarks.harness import Report, Timing, ratio, take_rounds
 from mmtempo.benchmarks.side_effects import measure_side_effects
 
 from .arms import AFTER, ARMS, SHAPES, Arm, Round
@@ -91,11 +90,11 @@ class Probes:
             os.remove(self._path)
 
 
-def losses(rounds: list[dict[str, Round]]) -> dict[str, dict[str, Timing]]:
+def losses(taken: dict[str, list[Round]]) -> dict[str, dict[str, Timing]]:
     """Return the lost time of each arm and its parts, relative to "no save" of the same round."""
     found: dict[str, dict[str, Timing]] = {}
-    for name in rounds[0]:
-        lost = [each[name].lost(each['no save'].usual) for each in rounds]
+    for name, rounds in taken.items():
+        lost = [one.lost(none.usual) for one, none in zip(rounds, taken['no save'])]
         found[name] = {part: Timing([one[part] for one in lost]) for part in PARTS}
     return found
 
@@ -122,10 +121,6 @@ def measure_checkpoint(quick: bool) -> Report:
 
 
 def _measure_time(report: Report, state: str, plan: Plan, folder: str) -> None:
-    table = Table()
-    columns = ('step', 'arm', 'iterations', *PARTS, 'x stock')
-    add_columns(table, columns, left=('step', 'arm'))
-    order = random.Random(0)
     with contextlib.ExitStack() as closing:
         arms: dict[str, Arm] = {}
         for name in plan.arms:
@@ -134,15 +129,19 @@ def _measure_time(report: Report, state: str, plan: Plan, folder: str) -> None:
             closing.callback(arms[name].close)
         size = arms['ours'].state_bytes
         probes = Probes(folder, size)
+        table = report.add_table(
+            f'{state}: one save of {size / 1e6:.0f} MB; ms',
+            ('step', 'arm', 'iterations', *PARTS, 'x stock'),
+            left=('step', 'arm'),
+        )
         for shape in plan.shapes:
             is_first = shape == plan.shapes[0]
             warm_up = plan.warm_up[0 if is_first else 1]
-            taken = _take_shape(shape, arms, probes, warm_up + plan.rounds, order)
+            taken = _take_shape(shape, arms, probes, warm_up + plan.rounds)
             if is_first and warm_up:
-                _add_first(report, state, shape, taken[0])
-            _add_rounds(report, table, state, shape, taken[warm_up:])
-    table.title = f'{state}: one save of {size / 1e6:.0f} MB; ms'
-    report.tables.append(table)
+                _add_first(report, state, shape, {name: each[0] for name, each in taken.items()})
+            counted = {name: each[warm_up:] for name, each in taken.items()}
+            _add_rounds(report, table, state, shape, counted)
     for name, seconds in probes.seconds.items():
         timing = Timing(seconds)
         report.arms[f'{state}, {name}'] = dict(timing.figures(), bytes=size)
@@ -151,8 +150,8 @@ def _measure_time(report: Report, state: str, plan: Plan, folder: str) -> None:
 
 
 def _take_shape(
-    shape: str, arms: dict[str, Arm], probes: Probes, rounds: int, order: random.Random
-) -> list[dict[str, Round]]:
+    shape: str, arms: dict[str, Arm], probes: Probes, rounds: int
+) -> dict[str, list[Round]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(SHAPES[shape].threads or threads)
     try:
@@ -162,24 +161,23 @@ def _take_shape(
             name: functools.partial(arm.run, work) for name, arm in arms.items()
         }
         works.update({name: functools.partial(probes.run, name) for name in probes.seconds})
-        taken = take_rounds(works, rounds, order)
+        taken = take_rounds(works, rounds)
     finally:
         torch.set_num_threads(threads)
-    return [{name: each[name] for name in arms} for each in taken]
+    return {name: taken[name] for name in arms}
 
 
 def _add_rounds(
-    report: Report, table: Table, state: str, shape: str, rounds: list[dict[str, Round]]
+    report: Report, table: Table, state: str, shape: str, taken: dict[str, list[Round]]
 ) -> None:
-    found = losses(rounds)
+    found = losses(taken)
     ratios = {name: ratio(parts['lost'], found['stock']['lost']) for name, parts in found.items()}
     for name, parts in found.items():
-        steps = Timing([each[name].usual for each in rounds])
-        iterations = [len(each[name].seconds) for each in rounds]
-        low, high = ratios[name].quartiles
+        steps = Timing([each.usual for each in taken[name]])
+        iterations = [len(each.seconds) for each in taken[name]]
         figures: dict[str, Any] = {part: parts[part].figures() for part in PARTS}
         figures.update(step=steps.figures(), iterations=iterations)
-        figures.update(to_stock=dict(median=ratios[name].median, iqr=[low, high]))
+        figures.update(to_stock=ratios[name].plain_figures())
         report.arms[f'{state}, {shape}, {name}'] = figures
         table.add_row(
             f'{shape}, {1e3 * steps.median:.1f} ms' if name == 'no save' else '',
@@ -218,8 +216,7 @@ def _measure_processes(report: Report, quick: bool) -> None:
         report.arms[f'own processes, {part}']['lost'] = lost[name].figures()
         report.notes.append(f'{state}, own processes, {part}: lost {lost[name]} ms')
     to_stock = ratio(lost['ours'], lost['stock'])
-    figures = dict(median=to_stock.median, iqr=list(to_stock.quartiles))
-    report.arms[f'own processes, {PROCESSES["ours"]}']['to_stock'] = figures
+    report.arms[f'own processes, {PROCESSES["ours"]}']['to_stock'] = to_stock.plain_figures()
     bar = MAX_LOST['matmul 2']
     report.at_most(f'{state}, own processes: lost, x stock', to_stock.median, bar)
 

@@ -20,16 +20,10 @@ from mmtempo.loaders import stack_collate
 from mmtempo.workloads.bev.datasets.transforms.pack_bev_inputs import META_KEYS
 from mmtempo.workloads.bev.structures.labels import IGNORE_BIT
 
+from .pictures import bev_dataset
+
 # Planes of 14 classes and of the ignored cells.
 PLANES = IGNORE_BIT + 1
-# As in configs/_base_/datasets/nuscenes_bev.py.
-PIPELINE = [
-    dict(type='LoadCameraImage'),
-    dict(type='LoadBEVAnnotation'),
-    dict(type='BEVResize', scale=(800, 600)),
-    dict(type='BEVRandomFlip', prob=0.5),
-    dict(type='PackBEVInputs'),
-]
 
 
 @dataclass(frozen=True)
@@ -80,16 +74,10 @@ def bev_batches(root: str, batch: int) -> dict[str, Any]:
         root: Folder that `write_pictures` has filled.
         batch: Number of samples.
     """
-    dataset = DATASETS.build(
-        dict(
-            type='NuScenesBEVDataset',
-            data_root=root,
-            data_prefix=dict(img_path='img_dir/jpg', bev_path='ann_bev_dir'),
-            pipeline=PIPELINE[:-1],
-        )
-    )
+    config = bev_dataset(root, (800, 600))
+    pack: Callable = TRANSFORMS.build(config['pipeline'].pop())
+    dataset = DATASETS.build(config)
     results = [dataset[index] for index in range(batch)]
-    pack: Callable = TRANSFORMS.build(PIPELINE[-1])
     return {
         'stock, int64 planes': pseudo_collate([_pack_planes(dict(one)) for one in results]),
         'stock, our packed label': pseudo_collate([pack(dict(one)) for one in results]),

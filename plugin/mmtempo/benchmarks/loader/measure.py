@@ -1,8 +1,7 @@
-"""Measure the cost of a sample: the stock loader, ours cold and warm, and other loaders."""
+"""Measure the cost of a sample: the stock loader, and ours cold and warm."""
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from rich.table import Table
-
-from mmtempo.benchmarks.harness import Report, Timing, add_columns, ratio, take_rounds
+from mmtempo.benchmarks.harness import Report, Timing, ratio, take_rounds
 from mmtempo.benchmarks.side_effects import measure_side_effects
 
 from .arms import ARMS, BATCH, FILLING, ROUNDED, STOCK, UNCACHED, WARM, Source
@@ -27,8 +24,6 @@ MIN_WARM = {('jpg', WARM): 5.0, ('png', ROUNDED): 10.0}
 MAX_COLD_CPU = 1 / 1.3
 MAX_BEV_BYTES = 1 / 3
 MAX_BEV_SEGMENTS = 4
-OURS = (STOCK, FILLING, UNCACHED, WARM, ROUNDED)
-OTHERS = tuple(name for name in ARMS if name not in OURS)
 
 
 @dataclass(frozen=True)
@@ -38,23 +33,18 @@ class Plan:
     Attributes:
         pictures: Number of images, which is an epoch.
         workers: Numbers of workers.
-        others: Keys of `ARMS` that are measured in addition to `OURS`, with the last number of
-            workers only.
         rounds: Number of rounds that count.
         lead: Number of batches at the start of each round that do not count.
         count: Numbers of batches that count: without, and with a warm cache.
-        starts: Number of rounds of the start-up.
         memory: Numbers of workers whose memory is compared.
         budget: Bytes of the cache when memory is measured. Defaults to 2_000_000_000.
     """
 
     pictures: int
     workers: list[int]
-    others: tuple[str, ...]
     rounds: int
     lead: int
     count: tuple[int, int]
-    starts: int
     memory: list[int]
     budget: int = 2_000_000_000
 
@@ -64,8 +54,8 @@ class Plan:
 
 
 # Lead, count and prefetched batches stay within one epoch: the next would find a full cache.
-QUICK = Plan(40, [2], (), 3, 2, (6, 24), 3, [1, 8])
-FULL = Plan(96, [0, 1, 2], OTHERS, 7, 6, (14, 60), 7, [1, 2, 4, 8])
+QUICK = Plan(40, [2], 3, 2, (6, 24), [1, 8])
+FULL = Plan(96, [0, 1, 2], 7, 6, (14, 60), [1, 2, 4, 8])
 
 
 def measure_loader(quick: bool) -> Report:
@@ -88,16 +78,13 @@ def measure_loader(quick: bool) -> Report:
 
 def _measure_speed(report: Report, plan: Plan, root: str) -> None:
     works: dict[str, Callable[[], Any]] = {}
-    missing = sorted(name for name in plan.others if not ARMS[name].is_there)
     for suffix in SUFFIXES:
-        for name in (*OURS, *plan.others):
-            if name in missing:
-                continue
-            source = Source(ARMS[name], root, suffix)
-            for workers in plan.workers if name in OURS else plan.workers[-1:]:
+        for name, arm in ARMS.items():
+            source = Source(arm, root, suffix)
+            for workers in plan.workers:
                 run = partial(run_round, source, workers, plan.lead, plan.count_of(name))
                 works[_title(suffix, workers, name)] = run
-    taken = take_rounds(works, 1 + plan.rounds, random.Random(0))[1:]
+    taken = take_rounds(works, plan.rounds, warm_up=1)
     for suffix in SUFFIXES:
         _add_speed(report, plan, suffix, taken)
     report.notes.append(
@@ -113,31 +100,26 @@ def _measure_speed(report: Report, plan: Plan, root: str) -> None:
         'ResizeRandomCrop instead. CPU: of this process and its workers, while batches are taken. '
         'Medians [quartiles] of the rounds; x stock: of the ratios of each round.'
     )
-    if plan.workers and taken[0][_title('jpg', plan.workers[0], STOCK)].cpu is None:
+    if taken[_title('jpg', plan.workers[0], STOCK)][0].cpu is None:
         report.notes.append('CPU of workers: not measured here, it needs Linux')
     decoder = 'pyspng' if find_spec('pyspng') else 'OpenCV'
     report.notes.append(
         f'png: ours uses zlib-ng and {decoder}, stock OpenCV (images) and Pillow (maps)'
     )
-    if missing:
-        report.notes.append(f'not installed, so not measured: {", ".join(missing)}')
 
 
 def _title(suffix: str, workers: int, name: str) -> str:
     return f'{suffix}, {workers} worker{"s" * (workers != 1)}, {name}'
 
 
-def _add_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, Window]]) -> None:
-    table = Table(title=f'{suffix}: from files to batches')
+def _add_speed(report: Report, plan: Plan, suffix: str, taken: dict[str, list[Window]]) -> None:
     columns = ('workers', 'loader', 'samples/s', 'x stock', 'CPU ms a sample', 'x stock ')
-    add_columns(table, columns, left=('loader',))
+    table = report.add_table(f'{suffix}: from files to batches', columns, left=('loader',))
     for workers in plan.workers:
-        stock = _timings(rounds, _title(suffix, workers, STOCK))
+        stock = _timings(taken[_title(suffix, workers, STOCK)])
         for name in ARMS:
             title = _title(suffix, workers, name)
-            if title not in rounds[0]:
-                continue
-            seconds, cpu = _timings(rounds, title)
+            seconds, cpu = _timings(taken[title])
             faster = ratio(stock[0], seconds)
             rates = Timing([1 / each for each in seconds.seconds])
             figures: dict[str, Any] = dict(
@@ -156,12 +138,10 @@ def _add_speed(report: Report, plan: Plan, suffix: str, rounds: list[dict[str, W
             report.arms[title] = figures
             table.add_row(*row)
         table.add_section()
-    report.tables.append(table)
 
 
-def _timings(rounds: list[dict[str, Window]], title: str) -> tuple[Timing, Timing | None]:
+def _timings(windows: list[Window]) -> tuple[Timing, Timing | None]:
     """Return elapsed seconds and CPU seconds of a sample in the order of the rounds."""
-    windows = [each[title] for each in rounds]
     used = [window.cpu for window in windows if window.cpu is not None]
     cpu = Timing(used) if len(used) == len(windows) else None
     return Timing([window.seconds for window in windows]), cpu
@@ -169,26 +149,23 @@ def _timings(rounds: list[dict[str, Window]], title: str) -> tuple[Timing, Timin
 
 def _measure_starts(report: Report, plan: Plan, root: str) -> None:
     workers = plan.workers[-1]
-    names = [STOCK, FILLING, UNCACHED]
-    names += [name for name in plan.others if ARMS[name].needs and ARMS[name].is_there]
     works: dict[str, Callable[[], Any]] = {
-        name: partial(time_start, Source(ARMS[name], root, 'jpg'), workers) for name in names
+        name: partial(time_start, Source(ARMS[name], root, 'jpg'), workers)
+        for name in (STOCK, FILLING, UNCACHED)
     }
-    taken = take_rounds(works, 1 + plan.starts, random.Random(1))[1:]
-    table = Table(title=f'from configuration to first batch, {workers} workers, jpg')
-    add_columns(table, ('loader', 'ms'), left=('loader',))
-    for name in names:
-        timing = Timing([each[name] for each in taken])
+    title = f'from configuration to first batch, {workers} workers, jpg'
+    table = report.add_table(title, ('loader', 'ms'), left=('loader',))
+    for name, seconds in take_rounds(works, plan.rounds, warm_up=1).items():
+        timing = Timing(seconds)
         report.arms[f'start-up, {name}'] = timing.figures()
         table.add_row(name, str(timing))
-    report.tables.append(table)
 
 
 def _measure_batches(report: Report, root: str) -> None:
     parcels = {name: weigh(batch) for name, batch in bev_batches(root, BATCH).items()}
-    table = Table(title=f'a BEV batch of {BATCH} from worker to training')
+    title = f'a BEV batch of {BATCH} from worker to training'
     columns = ('packed and collated', 'bytes', 'of it pickled', 'segments', 'x stock')
-    add_columns(table, columns, left=('packed and collated',))
+    table = report.add_table(title, columns, left=columns[:1])
     stock, ours = parcels['stock, int64 planes'], parcels['ours']
     for name, parcel in parcels.items():
         share = parcel.bytes / stock.bytes
@@ -197,7 +174,6 @@ def _measure_batches(report: Report, root: str) -> None:
         )
         values = f'{parcel.bytes:,}', f'{parcel.pickled:,}', str(parcel.segments), f'{share:.3f}'
         table.add_row(name, *values)
-    report.tables.append(table)
     report.notes.append(
         'BEV batch: images of 800 x 600 as bytes, labels of 196 x 200 cells. "stock, int64 '
         'planes": pseudo_collate and PackSegInputs of mmseg, which stores the label as 15 planes '

@@ -6,10 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from mmtempo.benchmarks import process_memory
-from mmtempo.benchmarks.harness import Report, add_columns
+from mmtempo.benchmarks.harness import Report
 
 # Bar.
 MAX_MEMORY = 1.25
@@ -70,8 +68,10 @@ def measure_memory(report: Report, budget: int, workers: list[int]) -> None:
         report.notes.append('memory: not measured here, it needs /proc/PID/smaps_rollup')
         return
     first = workers[0]
-    table = Table(title='memory with a full cache; MB, shared counted once (PSS)')
-    add_columns(table, ('workers', 'in the cache', 'in all processes', f'x {first} worker'))
+    table = report.add_table(
+        'memory with a full cache; MB, shared counted once (PSS)',
+        ('workers', 'in the cache', 'in all processes', f'x {first} worker'),
+    )
     for count, held in found.items():
         share = held.total / found[first].total
         report.arms[f'memory, {count} workers'] = dict(
@@ -79,6 +79,5 @@ def measure_memory(report: Report, budget: int, workers: list[int]) -> None:
         )
         sizes = f'{held.cached / 1e6:,.0f}', f'{held.total / 1e6:,.0f}'
         table.add_row(str(count), *sizes, f'{share:.3f}')
-    report.tables.append(table)
     share = found[workers[-1]].total / found[first].total
     report.at_most(f'memory: {workers[-1]} workers, x {first} worker', share, MAX_MEMORY)

@@ -56,6 +56,27 @@ def write_pictures(root: str, count: int, size: tuple[int, int] = SIZE) -> None:
         json.dump(calibrations, file)
 
 
+def bev_dataset(root: str, scale: tuple[int, int]) -> dict:
+    """Return the config of a BEV data set, as in configs/_base_/datasets/nuscenes_bev.py.
+
+    Args:
+        root: Folder that `write_pictures` has filled.
+        scale: Width and height of the resized images.
+    """
+    return dict(
+        type='NuScenesBEVDataset',
+        data_root=root,
+        data_prefix=dict(img_path='img_dir/jpg', bev_path='ann_bev_dir'),
+        pipeline=[
+            dict(type='LoadCameraImage'),
+            dict(type='LoadBEVAnnotation'),
+            dict(type='BEVResize', scale=scale),
+            dict(type='BEVRandomFlip', prob=0.5),
+            dict(type='PackBEVInputs'),
+        ],
+    )
+
+
 def segment(image: np.ndarray) -> np.ndarray:
     """Return a segmentation map of an image: the class with the nearest color of each area."""
     colors = [color[::-1] for color in PALETTE[: len(CLASSES)]] + [GRASS, SKY]

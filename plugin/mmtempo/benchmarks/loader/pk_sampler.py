@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from mmengine.dataset import BaseDataset
-from rich.table import Table
 
-from mmtempo.benchmarks.harness import Report, Timing, add_columns, interleave, ratio
+from mmtempo.benchmarks.harness import Report, Timing, interleave, ratio
 from mmtempo.datasets.samplers.pk_sampler import PKSampler
 
 # Bar.
@@ -180,11 +179,12 @@ def _add(
     report.arms['P x K, inferred per draw'] = dict(
         times['per_draw'].figures(), inferences_a_batch=calls
     )
-    table = Table(title=f'{P} x {K} batches of {SAMPLES:,} samples, {IDENTITIES:,} identities')
-    add_columns(table, ('set-up ms', 'a batch, cached: ms', 'inferred per draw: ms', 'ratio'))
+    table = report.add_table(
+        f'{P} x {K} batches of {SAMPLES:,} samples, {IDENTITIES:,} identities',
+        ('set-up ms', 'a batch, cached: ms', 'inferred per draw: ms', 'ratio'),
+    )
     faster = ratio(times['per_draw'], times['cached'])
     table.add_row(str(setups), str(times['cached']), str(times['per_draw']), faster.text(1))
-    report.tables.append(table)
     report.notes.append(
         f'inferred per draw: reads the annotations of {calls:.1f} samples a batch to infer their '
         'modalities; no sampler opens an image'

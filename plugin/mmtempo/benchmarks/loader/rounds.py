@@ -51,7 +51,7 @@ def run_round(source: Source, workers: int, lead: int, count: int) -> Window:
         for _ in range(lead):
             stream.take()
         started = [one.pid for one in set(multiprocessing.active_children()) - others]
-        if len(started) != workers and source.arm.loader != 'spdl':
+        if len(started) != workers:
             raise RuntimeError(f'num_workers: expected {workers} workers, found {len(started)}')
         cpu, start = _cpu_of(started), time.perf_counter()
         for _ in range(count):

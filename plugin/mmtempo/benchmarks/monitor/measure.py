@@ -18,9 +18,8 @@ import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from rich.table import Table
 
-from mmtempo.benchmarks.harness import Report, Timing, add_columns
+from mmtempo.benchmarks.harness import Report, Timing
 from mmtempo.benchmarks.side_effects import measure_side_effects
 from mmtempo.doctor.sync_report import count_host_syncs
 from mmtempo.system.readings import MachineReadings
@@ -199,9 +198,9 @@ def _synchronizations(timer: dict | None) -> float:
 
 
 def _add_cost(report: Report, sets: list[list[Round]]) -> None:
-    table = Table(title='an iteration of a training that does next to nothing; us')
+    title = 'an iteration of a training that does next to nothing; us'
     columns = ('timer', 'median', 'it costs', 'with cold caches', 'mean with log lines')
-    add_columns(table, columns, left=('timer',))
+    table = report.add_table(title, columns, left=('timer',))
     found = {name: _values(name, sets) for name in ARMS}
     for name, figures in found.items():
         row, arm = [name], report.arms.setdefault(name, {})
@@ -216,7 +215,6 @@ def _add_cost(report: Report, sets: list[list[Round]]) -> None:
                     microseconds=timing.median, iqr=list(timing.quartiles), n=len(values)
                 )
         table.add_row(*row)
-    report.tables.append(table)
     count = len(found['ours']['median'])
     report.notes.append(
         f'Runner with our loop, runtime info, optimizer wrapper and logger, a line every '

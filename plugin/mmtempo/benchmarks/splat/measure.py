@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.logging import MMLogger
-from rich.table import Table
 
 from mmtempo.benchmarks.harness import (
     Report,
     Timing,
-    add_columns,
     allocated_bytes,
     interleave,
     ratio,
@@ -238,10 +236,9 @@ def _tabulate(
     timings: dict[str, Timing],
     figures: dict[str, dict[str, Any]],
 ) -> None:
-    table = Table(title=title, title_justify='left')
     errors = ('error: grid', 'd context', 'd depth')
     columns = ('splat', 'ms', f'x {REFERENCE}', 'MB allocated', 'peak MB', *errors)
-    add_columns(table, columns, left=('splat',))
+    table = report.add_table(title, columns, left=('splat',))
     for arm, found in figures.items():
         peak = found['peak_rss_mb']
         table.add_row(
@@ -252,7 +249,6 @@ def _tabulate(
             '-' if peak is None else f'{peak:.0f}',
             *(f'{error:.1e}' for error in found['error']),
         )
-    report.tables.append(table)
 
 
 def _check(report: Report, name: str, kind: str, ours: dict, classic: dict) -> None:
@@ -294,9 +290,9 @@ def _own_calibrations(report: Report, name: str, workload: Workload, rounds: int
     for view in views.values():
         if view.cache.hits:
             raise RuntimeError(f'cache of calibrations: expected no hits, found {view.cache.hits}')
-    table = Table(title=f'{name}: every sample with its own calibration', title_justify='left')
+    title = f'{name}: every sample with its own calibration'
     columns = ('splat', 'prepare, ms', 'prepare + splat, ms', f'x {REFERENCE}')
-    add_columns(table, columns, left=('splat',))
+    table = report.add_table(title, columns, left=('splat',))
     for arm in views:
         total = timings[f'{arm}, both']
         table.add_row(
@@ -306,7 +302,6 @@ def _own_calibrations(report: Report, name: str, workload: Workload, rounds: int
             f'{ratio(timings[f"{REFERENCE}, both"], total).median:.1f}',
         )
     table.add_row('auto, from the cache', str(timings['auto, prepare from the cache']), '', '')
-    report.tables.append(table)
     for arm, timing in timings.items():
         report.arms[f'{name}, own calibrations, {arm}'] = timing.figures()
     if workload.kind == 'mono':
@@ -339,16 +334,15 @@ def _share_of_a_step(report: Report, quick: bool) -> None:
     rounds = 3 if quick else 7
     timings = interleave(dict(steps), rounds, warm_up=1)
     alone = interleave({arm: run.splat_only() for arm, run in steps.items()}, rounds)
-    table = Table(
-        title=f'whole training step: {config}, {batch} x {size[0]}x{size[1]}, float32',
-        title_justify='left',
+    table = report.add_table(
+        f'whole training step: {config}, {batch} x {size[0]}x{size[1]}, float32',
+        ('splat', 'step, ms', 'splat alone, ms', 'share'),
+        left=('splat',),
     )
-    add_columns(table, ('splat', 'step, ms', 'splat alone, ms', 'share'), left=('splat',))
     for arm in steps:
         share = alone[arm].median / timings[arm].median
         table.add_row(arm, str(timings[arm]), str(alone[arm]), f'{share:.1%}')
         report.arms[f'step, {arm}'] = timings[arm].figures() | dict(share=share)
-    report.tables.append(table)
     gain = ratio(timings[REFERENCE], timings['auto'])
     report.notes.append(
         f'whole step, {REFERENCE} against auto: {gain.text(2)}, n = {rounds}; the share of the '

@@ -150,14 +150,12 @@ class HostBuffer:
             self._name = None
 
     def _view(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
-        shape, strides = tensor.shape, tensor.stride()
+        shape, strides = tensor.shape, torch.empty_like(tensor, device='meta').stride()
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes == 0:
             return torch.empty(shape, dtype=tensor.dtype)
         # Each tensor has a separate storage, because each storage is a record of the file.
         flat = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=start)
-        if not is_dense(tensor):
-            strides = torch.empty(shape, device='meta').stride()
         return flat.view(tensor.dtype).as_strided(shape, strides)
 
     def _drop_slots(self, which: slice) -> None:
@@ -178,17 +176,3 @@ class HostBuffer:
 def slot_size(tensor: torch.Tensor) -> int:
     """Return the bytes that a copy of a tensor takes in the buffer."""
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill a block of memory without gaps, in any order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape)):
-        if length == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= length
-    return True

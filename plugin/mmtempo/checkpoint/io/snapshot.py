@@ -25,10 +25,10 @@ class TornError(RuntimeError):
 
 
 class Deferred:
-    """A value in a dict of a tree which, with all it contains, does not change before the fence.
+    """A value in a dict of a tree which, with all it contains, is copied in `Snapshot.finish`.
 
-    It is made and traversed in `Snapshot.finish`, while the training runs. With a device it is
-    made in `Snapshot.take`, because the training's thread must start the copies of its tensors.
+    It does not change before `Snapshot.await_copies`. With a device it is copied in
+    `Snapshot.take`, because the training's thread must start the copies of its tensors.
 
     Args:
         make: Function that returns the value.
@@ -45,12 +45,12 @@ class Snapshot:
 
     ::
 
-        take(trees)   copies all but the late tensors; returns the trees with the copies
-        finish()      in another thread: copies the late tensors, or waits for the device's copies
-        fence()       before the late tensors change: returns when they are copied
+        take(trees)     copies all but the late tensors; returns the trees with the copies
+        finish()        in another thread: copies the late tensors, or waits for the device
+        await_copies()  before the late tensors change: returns when they are copied
 
-    The copies of a device run on a side stream: `take` and `fence` make the device wait, never
-    the host.
+    The copies of a device run on a side stream: `take` and `await_copies` make the device wait,
+    never the host.
 
     Args:
         buffer: Buffer that the tensors are copied to.
@@ -77,26 +77,28 @@ class Snapshot:
 
         Args:
             trees: Nested dicts, lists and tuples of tensors and of values that can be copied.
-            late: Addresses (`data_ptr`) of tensors that do not change before the next fence.
+            late: Addresses (`data_ptr`) of tensors that do not change before `await_copies`.
+                Without any, deferred values are copied at once, unless they are of the host.
                 Defaults to ().
         """
-        defers = self._buffer.copies_from_host
+        defers = self._buffer.copies_from_host and bool(late)
         frozen = self._freeze(trees, late, defers)
         if max(self._buffer.requested, self._needed) > self._buffer.size:
             self._freeze(trees, late, defers=False)  # count the deferred values as well
             self._buffer.reserve(max(self._buffer.requested, self._needed))
             frozen = self._freeze(trees, late, defers)
         by_device: dict[torch.device, tuple[list, list]] = {}
-        for is_late, target, source in self._freezer.take_copies():
+        for is_late, target, source in self._freezer.copies:
             by_device.setdefault(source.device, ([], []))[is_late].append((target, source))
         self._late, self._events = [], []
-        watched = self._freezer.deferred_tensors()
+        left_out = [value for _, _, value in self._freezer.deferred]
+        watched = [value for value in left_out if type(value) is not Deferred]
         for device, (first, last) in by_device.items():
             if device.type not in WITHOUT_PINNING:
                 stream = self._streams.get(device)
                 if stream is None:
                     stream = self._streams[device] = SideStream(device)
-                stream.hold(stream.copy(first))
+                stream.make_current_wait(stream.copy(first))
                 self._events.append((stream, stream.copy(last)))
                 watched += [source for _, source in last]
             elif device.type == 'cpu' and len(by_device) == 1:
@@ -104,7 +106,7 @@ class Snapshot:
                 self._late = last
                 watched += [source for _, source in last]
             else:
-                # Copied at once: with a device, the fence does not wait for copies of host tensors
+                # Copied at once: with a device, `await_copies` does not wait for host tensors
                 # (which are few, as Adam's step counts), and MPS has no asynchronous copies.
                 for target, source in first + last:
                     target.copy_(source)
@@ -117,37 +119,37 @@ class Snapshot:
         """Copy the late tensors, or wait for the device's copies; called by the writer thread."""
         try:
             with torch.no_grad():
-                _copy(self._late + [pair[1:] for pair in self._freezer.freeze_deferred()])
+                _copy(self._late + self._freezer.freeze_deferred())
             self._needed = self._buffer.requested
-            for stream, event in self._events:
-                stream.wait(event)
+            for _, event in self._events:
+                event.synchronize()
             if self._is_torn():
                 raise TornError('parameters were changed by the forward or backward pass')
         finally:
             self._late, self._versions = [], []
-            self._freezer.clear()
+            self._freezer = _Freezer(self._buffer, (), defers=False)  # releases the tensors
             self._copied.set()
 
     @property
     def is_copied(self) -> bool:
-        """Whether everything is copied, so that a fence would not wait."""
+        """Whether everything is copied, so that `await_copies` would not wait."""
         return self._copied.is_set()
 
-    def fence(self) -> float:
+    def await_copies(self) -> float:
         """Make later changes wait for the copies; return the seconds for which the host waited."""
         if self.is_copied:
             return 0.0
         if self._events:
             self._is_torn()  # check now: the device makes later changes wait for the copies
             for stream, event in self._events:
-                stream.hold(event)
+                stream.make_current_wait(event)
             return 0.0
         start = time.perf_counter()
         self._copied.wait()
         return time.perf_counter() - start
 
     def _is_torn(self) -> bool:
-        """Return whether a late tensor changed before the first fence or the end of the copies."""
+        """Return whether a late tensor changed before `await_copies` or the end of the copies."""
         with self._lock:
             if self._torn is None:
                 self._torn = any(tensor._version != version for tensor, version in self._versions)
@@ -164,16 +166,20 @@ class _Freezer:
 
     Args:
         buffer: Buffer that the tensors are allocated in.
-        late: Addresses of tensors that do not change before the next fence.
+        late: Addresses of tensors that do not change before `await_copies`.
         defers: Whether late tensors and deferred values are left out until `freeze_deferred`.
+
+    Attributes:
+        deferred: Dict, key and value of what was left out.
+        copies: Whether it is late, target and source of each copy to be made.
     """
 
     def __init__(self, buffer: HostBuffer, late: Collection[int], defers: bool) -> None:
         self._buffer, self._late, self._defers = buffer, late, defers
         self._is_late = self._is_last = False
-        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._deferred: list[tuple[dict, Any, Any]] = []  # parent, key and value
-        self._copies: list[tuple[bool, Tensor, Tensor]] = []
+        self._seen: dict[tuple, Tensor] = {}
+        self.deferred: list[tuple[dict, Any, Any]] = []
+        self.copies: list[tuple[bool, Tensor, Tensor]] = []
 
     def freeze(self, value: Any) -> Any:
         """Return a copy of a value; the content of its tensors is still to be copied."""
@@ -193,7 +199,10 @@ class _Freezer:
             self._fill(vars(ordered), vars(value))  # `_metadata` of a state_dict
             return ordered
         if kind is Deferred:
-            return self._freeze_now(value)
+            self._is_late = bool(self._late)
+            frozen = self.freeze(value.make())
+            self._is_late = False
+            return frozen
         return copy.deepcopy(value)
 
     def _fill(self, frozen: Any, value: dict) -> Any:
@@ -201,7 +210,7 @@ class _Freezer:
             if type(item) in ATOMS:
                 frozen[key] = item
             elif self._is_deferred(item):
-                self._deferred.append((frozen, key, item))
+                self.deferred.append((frozen, key, item))
                 frozen[key] = None  # keeps the order of the keys
             else:
                 frozen[key] = self.freeze(item)
@@ -213,57 +222,29 @@ class _Freezer:
         is_strided = self._defers and type(item) is Tensor and item.layout is torch.strided
         return is_strided and item.data_ptr() in self._late
 
-    def deferred_tensors(self) -> list[Tensor]:
-        """Return the tensors that were left out, but for those in a `Deferred` not yet made."""
-        return [value for _, _, value in self._deferred if type(value) is not Deferred]
-
-    def take_copies(self) -> list[tuple[bool, Tensor, Tensor]]:
-        """Return and forget the copies to be made: whether it is late, target and source."""
-        copies, self._copies = self._copies, []
-        return copies
-
-    def freeze_deferred(self) -> list[tuple[bool, Tensor, Tensor]]:
-        """Fill in what was left out; return the copies to be made for it."""
-        self._defers, self._is_last = False, True
-        for parent, key, value in self._deferred:
+    def freeze_deferred(self) -> list[tuple[Tensor, Tensor]]:
+        """Fill in what was left out; return target and source of each copy to be made for it."""
+        self._defers, self._is_last, self.copies = False, True, []
+        for parent, key, value in self.deferred:
             parent[key] = self.freeze(value)
-        return self.take_copies()
-
-    def _freeze_now(self, value: Deferred) -> Any:
-        self._is_late = True
-        frozen = self.freeze(value.make())
-        self._is_late = False
-        return frozen
-
-    def clear(self) -> None:
-        """Release the training's tensors."""
-        self._seen, self._deferred, self._copies = {}, [], []
+        return [(target, source) for _, target, source in self.copies]
 
     def _allocate(self, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return copy.deepcopy(tensor.detach())
         # Tied weights stay tied, and a tensor in several files is copied once.
         address = tensor.data_ptr()
-        at_address = self._seen.setdefault(address, [])
-        for other, target in at_address:
-            if _is_same(other, tensor):
-                return target
+        key = tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
+        if key in self._seen:
+            return self._seen[key]
         target = self._buffer.allocate_like(tensor)
         if target is tensor and self._is_last:
             # The deferred values have grown: `reserve` makes room for them in the next snapshot.
             target = torch.empty_like(tensor, device='cpu')
-        at_address.append((tensor, target))
+        self._seen[key] = target
         if address:
-            self._copies.append((self._is_late or address in self._late, target, tensor))
+            self.copies.append((self._is_late or address in self._late, target, tensor))
         return target
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors at the same address are the same tensor."""
-    return (
-        all(getattr(one, name) == getattr(other, name) for name in ('shape', 'dtype', 'device'))
-        and one.stride() == other.stride()
-    )
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:

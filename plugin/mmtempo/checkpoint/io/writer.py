@@ -45,9 +45,9 @@ class DurableWriter:
     ::
 
         writer.save([(path, tree)], marker=(path, text), remove=[path])
-        writer.fence()    before anything of the state changes
-        writer.wait()     until the save is durable
-        writer.close()    waits as well; called at interpreter exit, too
+        writer.await_copies()    before anything of the state changes
+        writer.wait()            until the save is durable
+        writer.close()           waits as well; called at interpreter exit, too
 
     Each file is written under a temporary name, synced and renamed; then the marker in the same
     way. Files are removed last, when all of that is durable.
@@ -72,10 +72,10 @@ class DurableWriter:
     ) -> None:
         self._buffer = HostBuffer(device)
         self._snapshot = Snapshot(self._buffer)
-        self._worker = _Worker(self._buffer, self._snapshot, timeout, warn)
-        self._worker.start()
+        self._thread = _WriterThread(self._buffer, self._snapshot, timeout, warn)
+        self._thread.start_process()
         # Runs at interpreter exit as well, for any reason of the exit.
-        self._end = weakref.finalize(self, self._worker.close)
+        self._end = weakref.finalize(self, self._thread.close)
         self._last: Save | None = None
 
     @property
@@ -85,7 +85,7 @@ class DurableWriter:
 
     @property
     def is_copying(self) -> bool:
-        """Whether the state is not copied completely, so that `fence` may wait."""
+        """Whether the state is not copied completely, so that `await_copies` may wait."""
         return not self._snapshot.is_copied
 
     def save(
@@ -103,8 +103,7 @@ class DurableWriter:
             files: Path and content of each file.
             marker: Path and text of a small file that names them. Defaults to None.
             remove: Paths of the files that they replace. Defaults to ().
-            late: Addresses of tensors that do not change before the next `fence`.
-                Defaults to ().
+            late: Addresses of tensors that do not change before `await_copies`. Defaults to ().
             after: Save of another writer, which ends before this one changes the disk.
                 Defaults to None.
             check: Called in the writer thread with the copied contents, before anything is
@@ -114,22 +113,22 @@ class DurableWriter:
             raise RuntimeError('the writer is closed')
         self.wait()
         save = Save([path for path, _ in files])
-        self._worker.prepare(save)
+        self._thread.prepare(save)
         trees = self._snapshot.take([tree for _, tree in files], late)
-        self._worker.submit(save, trees, marker, list(remove), after, check)
+        self._thread.submit(save, trees, marker, list(remove), after, check)
         self._last = save
         return save
 
-    def fence(self) -> None:
-        """Wait until the state may change."""
+    def await_copies(self) -> None:
+        """Wait until the state may change; the save counts the time."""
         if self._last is not None:
-            self._last.fenced += self._snapshot.fence()
+            self._last.fenced += self._snapshot.await_copies()
 
     def wait(self) -> float:
         """Wait until the save has ended; return the seconds for which this waited."""
         start = time.perf_counter()
         if self._last is not None:
-            self._worker.wait(self._last)
+            self._thread.wait(self._last)
         return time.perf_counter() - start
 
     def close(self) -> None:
@@ -139,10 +138,10 @@ class DurableWriter:
     def abandon(self) -> None:
         """End the process at once, also during a save."""
         self._end.detach()
-        self._worker.kill()
+        self._thread.kill()
 
 
-class _Worker:
+class _WriterThread:
     """The thread that copies late tensors and communicates with the process.
 
     Args:
@@ -172,7 +171,7 @@ class _Worker:
         self._owner = os.getpid()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start_process(self) -> None:
         """Start the process; if that fails, this process writes the files."""
         try:
             self._process = WriterClient()
@@ -189,7 +188,7 @@ class _Worker:
         if self._process is not None and self._process.has_ended:
             self._stop_process()
         if self._process is None:
-            self.start()
+            self.start_process()
             if self._process is not None:
                 save.restarts, self._has_died = int(self._has_died), False
 
@@ -338,10 +337,8 @@ class _Worker:
                 self._remove_leftovers([*save.paths, *(job['marker'] or ())[:1]])
             finally:
                 self._working = None
-        if self._is_abandoned:
+        if self._is_abandoned or save.is_done:
             raise WriterDied(f'the writer process {self._why_none}, and the save was given up')
-        if save.is_done:
-            raise WriterDied(f'the writer process {self._why_none} after the save was given up')
         save.fallback = self._why_none
         save.report(0)
         return writer_process.do(job, self._buffer.memory, save.report)

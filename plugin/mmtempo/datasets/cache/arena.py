@@ -7,24 +7,26 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from zlib_ng import zlib_ng
 
-from mmtempo.utils.units import counted, size
+from mmtempo.utils.units import counted, percent, size
 
 from .shared_file import SharedFile
 
 # Its digit is the version of the records: pickles name modules of this package, so it must change
 # when those move; files of other versions are replaced.
-MAGIC = int.from_bytes(b'mmtempo2', 'little')
+MAGIC = int.from_bytes(b'mmtempo3', 'little')
 _MASK = (1 << 64) - 1
 _FULL = 1
 _STOPPED = 2
 _TOO_LARGE = 4
 
-# Words of the header. The first five never change, and the sixth is their checksum.
-_MAGIC, _SAMPLES, _ROOM, _KEY, _TOKEN, _CHECK = range(6)
+# Words of the header. The first four never change, and the fifth is their checksum.
+_MAGIC, _SAMPLES, _KEY, _TOKEN, _CHECK = range(5)
+_HEADER = struct.Struct('=5Q')
 _SESSION, _USED, _LIMIT, _STATE, _BUDGET = range(8, 13)
 # Hits and misses: one cache line for each process, chosen by its ID. Only processes whose IDs are
 # equal modulo this number share one; they lose a count where both add at the same moment.
@@ -48,44 +50,39 @@ def _check_of(*words: int) -> int:
     return hash(words) & _MASK or 1
 
 
-def fill_file(descriptor: int, samples: int, room: int, key: int) -> None:
+def fill_file(descriptor: int, samples: int, key: int) -> None:
     """Write an empty cache file.
 
     All of its control part is written: accessing a hole would raise SIGBUS on a full disk.
     """
-    start = _start_of_data(samples)
-    fixed = (MAGIC, samples, room, key, secrets.randbits(64))
-    header = struct.pack('=6Q', *fixed, _check_of(*fixed))
-    write_all(descriptor, [header, bytes(start - len(header))], 0)
-    os.ftruncate(descriptor, start + room)
+    fixed = (MAGIC, samples, key, secrets.randbits(64))
+    header = _HEADER.pack(*fixed, _check_of(*fixed))
+    write_all(descriptor, [header, bytes(_start_of_data(samples) - len(header))], 0)
 
 
-def grow_file(file: SharedFile, room: int) -> None:
-    """Extend the data part of the file. No other process may use the file."""
-    with file.locked() as descriptor:
-        words = struct.unpack('=6Q', os.read(descriptor, 48))
-        if room > words[_ROOM]:
-            fixed = (*words[:_ROOM], room, *words[_ROOM + 1 : _CHECK])
-            os.ftruncate(descriptor, _start_of_data(words[_SAMPLES]) + room)
-            write_all(descriptor, [struct.pack('=6Q', *fixed, _check_of(*fixed))], 0)
+def reserve(descriptor: int, samples: int, room: int) -> None:
+    """Extend the data part of a file to `room` bytes. No other process may use the file."""
+    size = _start_of_data(samples) + room
+    if os.fstat(descriptor).st_size < size:
+        os.ftruncate(descriptor, size)
 
 
 def problem_of(descriptor: int, samples: int, key: int) -> str | None:
     """Return why a file cannot be used, or None where it can."""
     os.lseek(descriptor, 0, os.SEEK_SET)
-    header = os.read(descriptor, 48)
-    if len(header) < 48:
-        return f'header is truncated to {len(header)} of 48 bytes'
-    words = struct.unpack('=6Q', header)
+    header = os.read(descriptor, _HEADER.size)
+    if len(header) < _HEADER.size:
+        return f'header is truncated to {len(header)} of {_HEADER.size} bytes'
+    words = _HEADER.unpack(header)
     if words[_MAGIC] != MAGIC:
         return 'not a sample cache of this version'
     if words[_CHECK] != _check_of(*words[:_CHECK]):
         return 'header is damaged'
     if words[_SAMPLES] != samples or words[_KEY] != key:
         return 'the file belongs to other samples'
-    found, expected = os.fstat(descriptor).st_size, _start_of_data(samples) + words[_ROOM]
+    found, expected = os.fstat(descriptor).st_size, _start_of_data(samples)
     if found < expected:
-        return f'file is truncated to {found} of {expected} bytes'
+        return f'file is truncated to {found} bytes, less than {expected} without any samples'
     return None
 
 
@@ -99,6 +96,40 @@ def write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int)
         rest = memoryview(part).cast('B')
         while rest:
             rest = rest[os.write(descriptor, rest) :]
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Figures of a cache over all processes that use it.
+
+    Attributes:
+        samples: The number of samples in the cache.
+        total: The number of samples of the data set.
+        used: Bytes in use.
+        budget: The maximum number of bytes.
+        hits: How often a requested sample was in the cache.
+        misses: How often it was not.
+        closed: Whether no more samples are added.
+    """
+
+    samples: int = 0
+    total: int = 0
+    used: int = 0
+    budget: int = 0
+    hits: int = 0
+    misses: int = 0
+    closed: bool = True
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of hits, from 0 to 1; 0 without requests."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    def __str__(self) -> str:
+        return (
+            f'cache: {self.samples} of {counted(self.total, "sample")}, {size(self.used)} of '
+            f'{size(self.budget)}, {percent(self.hit_rate)} hits'
+        )
 
 
 class SampleArena:
@@ -120,7 +151,7 @@ class SampleArena:
         self.file = file
         file_size = os.fstat(file.descriptor).st_size
         with mmap.mmap(file.descriptor, 64, access=mmap.ACCESS_READ) as head:
-            words = struct.unpack_from('=6Q', head)
+            words = _HEADER.unpack_from(head)
         self.samples, self.token = words[_SAMPLES], words[_TOKEN]
         self._start = _start_of_data(self.samples)
         control = mmap.mmap(file.descriptor, self._start, access=mmap.ACCESS_WRITE)
@@ -284,13 +315,17 @@ class SampleArena:
             'samples are computed at each draw'
         )
 
-    @property
-    def hits(self) -> int:
-        return int(self._counts[:, _HITS].sum())
-
-    @property
-    def misses(self) -> int:
-        return int(self._counts[:, _MISSES].sum())
+    def stats(self) -> CacheStats:
+        """Return the figures of the cache over all processes."""
+        return CacheStats(
+            samples=self.kept,
+            total=self.samples,
+            used=self.bytes_used,
+            budget=self.limit,
+            hits=int(self._counts[:, _HITS].sum()),
+            misses=int(self._counts[:, _MISSES].sum()),
+            closed=self.is_closed,
+        )
 
     @property
     def kept(self) -> int:

@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,12 +16,12 @@ import numpy as np
 
 from mmtempo.system.limits import available_memory
 from mmtempo.utils.checks import is_whole
-from mmtempo.utils.units import counted, percent
+from mmtempo.utils.units import percent
 from mmtempo.utils.units import size as size_text
 
-from .arena import SampleArena, fill_file, grow_file, problem_of
+from .arena import CacheStats, SampleArena, fill_file, problem_of, reserve
 from .packing import pack, unpack
-from .shared_file import Address, SharedFile, open_shared
+from .shared_file import SharedFile, open_shared
 
 # Share of the free memory or disk space; the rest is for other uses, such as checkpoints.
 SHARE_OF_FREE = 0.8
@@ -46,40 +45,6 @@ def parse_bytes(size: int | str, name: str = 'budget') -> int:
         if float(match[1]) * unit >= 1:
             return int(float(match[1]) * unit)
     raise ValueError(f"{name} must be a number of bytes above 0 or such as '2GB', found {size!r}")
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """Figures of a cache over all processes that use it.
-
-    Attributes:
-        samples: The number of samples in the cache.
-        total: The number of samples of the data set.
-        used: Bytes in use.
-        budget: The maximum number of bytes.
-        hits: How often a requested sample was in the cache.
-        misses: How often it was not.
-        closed: Whether no more samples are added.
-    """
-
-    samples: int = 0
-    total: int = 0
-    used: int = 0
-    budget: int = 0
-    hits: int = 0
-    misses: int = 0
-    closed: bool = True
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of hits, from 0 to 1; 0 without requests."""
-        return self.hits / max(1, self.hits + self.misses)
-
-    def __str__(self) -> str:
-        return (
-            f'cache: {self.samples} of {counted(self.total, "sample")}, {size_text(self.used)} of '
-            f'{size_text(self.budget)}, {percent(self.hit_rate)} hits'
-        )
 
 
 class SharedSampleCache:
@@ -148,11 +113,11 @@ class SharedSampleCache:
                 self.key,
                 self.folder,
                 partial(problem_of, samples=self.samples, key=self._number),
-                partial(fill_file, samples=self.samples, room=self.budget, key=self._number),
+                partial(fill_file, samples=self.samples, key=self._number),
                 self._report,
             ) as (file, alone):
                 if alone:
-                    grow_file(file, self.budget)
+                    reserve(file.descriptor, self.samples, self.budget)
                 arena = SampleArena(file)
                 if alone:
                     self._begin(arena, identity_of)
@@ -235,18 +200,7 @@ class SharedSampleCache:
 
     def stats(self) -> CacheStats:
         """Return the figures of the cache over all processes."""
-        arena = self._arena
-        if arena is None:
-            return CacheStats(total=self.samples)
-        return CacheStats(
-            samples=arena.kept,
-            total=self.samples,
-            used=arena.bytes_used,
-            budget=arena.limit,
-            hits=arena.hits,
-            misses=arena.misses,
-            closed=arena.is_closed,
-        )
+        return CacheStats(total=self.samples) if self._arena is None else self._arena.stats()
 
     def close(self) -> None:
         """Release the memory; views of samples stay valid."""
@@ -268,7 +222,7 @@ class SharedSampleCache:
         if self._arena is None:  # the process has ended, or ran on another machine
             self._open()
 
-    def _attached(self, address: Address, token: int) -> SampleArena | None:
+    def _attached(self, address: str, token: int) -> SampleArena | None:
         try:
             file = SharedFile.at(address)
             if problem_of(file.descriptor, self.samples, self._number) is None:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 if sys.platform == 'win32':
     import msvcrt
@@ -22,15 +21,6 @@ _NO_LINK = getattr(os, 'O_NOFOLLOW', 0)
 _FLAGS |= _NO_LINK | getattr(os, 'O_NONBLOCK', 0)
 # Windows locks bytes against reading as well, so a byte after the end of any file is locked.
 _FAR = 1 << 40
-
-
-@dataclass(frozen=True)
-class Address:
-    """Address of a file for other processes: a path, or a process and its descriptor."""
-
-    pid: int
-    descriptor: int
-    path: str | None
 
 
 class SharedFile:
@@ -53,23 +43,22 @@ class SharedFile:
         self._finalizer = weakref.finalize(self, _end, descriptor, gone, os.getpid())
 
     @classmethod
-    def at(cls, address: Address) -> SharedFile:
+    def at(cls, address: str) -> SharedFile:
         """Open the file of another process; raise OSError where it no longer exists."""
-        path = address.path or f'/proc/{address.pid}/fd/{address.descriptor}'
+        in_memory = address.startswith('/proc/')
         # The entry in /proc is a link itself, so links must be followed there.
-        flags = _FLAGS if address.path else _FLAGS & ~_NO_LINK
-        descriptor = os.open(path, flags)
+        descriptor = os.open(address, _FLAGS & ~_NO_LINK if in_memory else _FLAGS)
         try:
-            _check_owner(descriptor, path)
+            _check_owner(descriptor, address)
         except OSError:
             os.close(descriptor)
             raise
-        return cls(descriptor, address.path)
+        return cls(descriptor, None if in_memory else address)
 
     @property
-    def address(self) -> Address:
-        """Address by which another process opens the file."""
-        return Address(os.getpid(), self.descriptor, self.path)
+    def address(self) -> str:
+        """Path by which another process opens the file."""
+        return self.path or f'/proc/{os.getpid()}/fd/{self.descriptor}'
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
@@ -149,7 +138,7 @@ def _found(
     file: SharedFile | None = None
     if path is not None:
         with contextlib.suppress(FileNotFoundError):
-            file = SharedFile.at(Address(os.getpid(), -1, path))
+            file = SharedFile.at(path)
     alive = []
     for pid, descriptor in holders:
         link = f'/proc/{pid}/fd/{descriptor}'
@@ -157,7 +146,7 @@ def _found(
             continue  # an earlier open of this process, whose descriptor number was reused
         with contextlib.suppress(OSError):  # the process has ended, or the number is unused
             if path is None and f'memfd:{label}' in os.readlink(link):
-                file = file or SharedFile.at(Address(pid, descriptor, None))
+                file = file or SharedFile.at(link)
             # Process and descriptor numbers are reused, so the file itself is compared.
             if file is not None and os.path.samestat(os.stat(link), os.fstat(file.descriptor)):
                 alive.append((pid, descriptor))

@@ -77,54 +77,41 @@ class SegMapCounter:
         return mapped
 
 
-class LabelCountsFile:
-    """An .npz file with one row of counts per key, replaced atomically.
-
-    A file that cannot be read is treated as missing, with a warning in the log.
-
-    Args:
-        path: Path of the file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def read(self) -> dict[bytes, np.ndarray]:
-        """Return the rows of the file; none where it is missing or damaged."""
-        try:
-            return self._read()
-        except FileNotFoundError:
-            return {}
-        except DAMAGE as error:
-            self._warn('cannot be read', error, 'labels are counted again')
-            return {}
-
-    def write(self, rows: dict[bytes, np.ndarray]) -> None:
-        """Replace the file; a failure is logged, and the next training counts again."""
-        keys = np.frombuffer(b''.join(rows), dtype=np.uint8).reshape(-1, KEY_BYTES)
-        counts = np.stack(list(rows.values()))
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-            replace_file(self.path, lambda file: np.savez(file, keys=keys, counts=counts))
-        except OSError as error:
-            self._warn('cannot be written', error, 'the next training counts again')
-
-    def _read(self) -> dict[bytes, np.ndarray]:
+def read_counts(path: str) -> dict[bytes, np.ndarray]:
+    """Return the rows of an .npz file by key; none where it is missing, or damaged: logged."""
+    try:
         # Opened here because numpy leaves a file open that it cannot read.
-        with open(self.path, 'rb') as file, np.load(file, allow_pickle=False) as content:
+        with open(path, 'rb') as file, np.load(file, allow_pickle=False) as content:
             keys, counts = content['keys'], content['counts']
         if keys.dtype != np.uint8 or keys.shape != (len(counts), KEY_BYTES) or counts.ndim != 2:
             raise ValueError(f'keys {keys.dtype} {keys.shape}, counts {counts.shape}')
         if counts.dtype != np.int64:
             raise ValueError(f'counts of {counts.dtype}')
-        return {key.tobytes(): row for key, row in zip(keys, counts)}
+    except FileNotFoundError:
+        return {}
+    except DAMAGE as error:
+        _warn(f'{path} cannot be read', error, 'labels are counted again')
+        return {}
+    return {key.tobytes(): row for key, row in zip(keys, counts)}
 
-    def _warn(self, what: str, error: Exception, consequence: str) -> None:
-        print_log(
-            f'label counts: {self.path} {what} ({type(error).__name__}: {error}); {consequence}',
-            logger='current',
-            level=logging.WARNING,
-        )
+
+def write_counts(path: str, rows: dict[bytes, np.ndarray]) -> None:
+    """Replace the file atomically; a failure is logged, and the next training counts again."""
+    keys = np.frombuffer(b''.join(rows), dtype=np.uint8).reshape(-1, KEY_BYTES)
+    counts = np.stack(list(rows.values()))
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        replace_file(path, lambda file: np.savez(file, keys=keys, counts=counts))
+    except OSError as error:
+        _warn(f'{path} cannot be written', error, 'the next training counts again')
+
+
+def _warn(what: str, error: Exception, consequence: str) -> None:
+    print_log(
+        f'label counts: {what} ({type(error).__name__}: {error}); {consequence}',
+        logger='current',
+        level=logging.WARNING,
+    )
 
 
 def count_labels(dataset: Any, cache_file: str | None = None) -> np.ndarray:
@@ -140,13 +127,13 @@ def count_labels(dataset: Any, cache_file: str | None = None) -> np.ndarray:
     """
     labels = list(labels_of(dataset))
     keys = [_key(*label) for label in labels]
-    file = LabelCountsFile(cache_file or _default_file(labels))
-    rows = file.read()
+    path = cache_file or _default_file(labels)
+    rows = read_counts(path)
     missing = {key: label for key, label in zip(keys, labels) if key not in rows}
     if missing:
         for key, counts in zip(missing, _count_all(list(missing.values()))):
             rows[key] = counts
-        file.write({key: rows[key] for key in keys})
+        write_counts(path, {key: rows[key] for key in keys})
     return np.stack([rows[key] for key in keys])
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
-from collections.abc import Sequence
-
 import cv2
 import mmcv
 import numpy as np
-from mmcv.transforms.utils import cache_randomness
 from mmengine.registry import TRANSFORMS
 from mmseg.datasets.transforms import RandomFlip
 
@@ -31,22 +26,6 @@ class FastRandomFlip(RandomFlip):
         args: Positional arguments of mmseg's `RandomFlip`.
         kwargs: Keyword arguments of mmseg's `RandomFlip`.
     """
-
-    # A separate list, because mmcv's decorator would append to that of the stock class.
-    _methods_with_randomness: list[str] = []
-
-    @cache_randomness
-    def _choose_direction(self) -> str | None:
-        """Draw as stock's `np.random.choice` does, but without its overhead."""
-        one = isinstance(self.direction, str)
-        directions: Sequence[str] = [self.direction] if one else list(self.direction)
-        if isinstance(self.prob, list):
-            shares = [*self.prob, 1 - sum(self.prob)]
-        else:
-            shares = [self.prob / len(directions)] * len(directions) + [1.0 - self.prob]
-        bounds = list(itertools.accumulate(shares))
-        index = bisect.bisect([bound / bounds[-1] for bound in bounds], np.random.random_sample())
-        return [*directions, None][index]
 
     def _flip(self, results: dict) -> None:
         direction = results['flip_direction']

@@ -150,8 +150,8 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
     key, limits = 'data: workers', []
     if waits:
         limits.append(
-            f'A worker computes for {percent(cpu / made)} of its time, and waits for a disk or '
-            'the network in the rest.'
+            f'Making a batch needs a CPU in {percent(cpu / made)} of the time; in the rest it '
+            'waits for a disk or the network.'
         )
         if run.pressure['io'] > MOST * run.share(run.waited):
             key = 'data: disk'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +88,7 @@ class RunFigures:
 
     def share(self, seconds: float) -> float:
         """Return seconds as a share of the total time."""
-        return seconds / self.total
+        return seconds / self.total if self.total else 0.0
 
     def is_worth(self, seconds: float) -> bool:
         """Return whether seconds are more than `WORTH` of the time."""
@@ -122,7 +122,7 @@ class RunFigures:
         return sum(
             part.get('seconds') or 0.0
             for stall in self.stalls
-            if stall.get('iter') == self.summary.get('last_iter')
+            if stall.get('iter', 0) == self.summary.get('last_iter')
             for part in stall.get('parts') or ()
             if part.get('category') == category
         )
@@ -204,9 +204,9 @@ class RunFigures:
         return (self.summary.get('device_busy') or {}).get('looks') or 0
 
 
-def _numbers(figures: Any) -> defaultdict[str, float]:
+def _numbers(figures: Any) -> Counter[str]:
     known = {key: value for key, value in (figures or {}).items() if value is not None}
-    return defaultdict(float, known)
+    return Counter(known)
 
 
 def is_pause(phase: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mmtempo.replacements import WITH_AMP
 from mmtempo.timing.causes import NEW_SHAPE
@@ -82,8 +83,8 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
     times = f'{duration(found.new)} instead of {duration(found.old)}'
     if found.is_gradual:
         headline = f'Iterations become slower: {times} at the end.'
-        why = f'The time of an iteration grows evenly, at a cost of {run.cost(found.lost)}.'
-        yield Finding('drift', found.lost, headline, [why])
+        why = [f'Even growth, apart from waiting for data: {run.cost(found.lost)}.']
+        yield Finding('drift', found.lost, headline, why)
         return
     first = (run.summary.get('first_iter') or 0) + found.index + 1
     changes = [one for one in run.summary.get('changes') or [] if one.get('iter')]
@@ -92,7 +93,7 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
     near.sort(key=lambda one: abs(one['iter'] - first))
     first, about = (near[0]['iter'], '') if near else (first, 'about ')
     headline = f'Iterations take {times} from {about}iteration {first} on.'
-    why = [f'Slower pace: {run.cost(found.lost)}.']
+    why = [f'Slower pace, apart from waiting for data: {run.cost(found.lost)}.']
     if near and near[0].get('category') not in (None, 'pace'):
         why.append(f'The change is in {near[0].get("phase")}: {near[0].get("cause")}.')
     events = _events_near(run, first, pace['size'])
@@ -221,7 +222,7 @@ def _named(run: RunFigures, cause: str) -> list[tuple[str, float, int]]:
     return [row for row in run.lost('device') if row[0].startswith(cause)]
 
 
-def _is_explained_span(stall: dict) -> bool:
+def _is_explained_span(stall: Mapping[str, Any]) -> bool:
     is_span = (stall.get('iterations') or 1) > 1
     return is_span and stall.get('category') not in ('pace', 'unexplained')
 
@@ -230,7 +231,7 @@ def _events_near(run: RunFigures, iteration: int, within: int) -> list[str]:
     """Return the evaluation and the save near an iteration."""
     events = []
     for name, key in (('the evaluation', 'val_interval'), ('the save', 'checkpoint_interval')):
-        interval = run.whole(key)
+        interval = run.whole(key) or 0
         at = round(iteration / interval) * interval if interval else 0
         if at and abs(at - iteration) <= within and interval > RARE * within:
             events.append(f'{name} at iteration {at}')
