@@ -485,7 +485,7 @@ def test_cpu_time_without_figures(tree: Tree) -> None:
 
 @linux_only
 def test_cpu_time_of_this_machine() -> None:
-    """Of its own process tree, which does something, and which is not all that the cores do."""
+    """The time of a process that computes is within that of its cores."""
     first = cpu_time(os.getpid())
     end = os.times().user + 0.2
     while os.times().user < end:
