@@ -210,6 +210,9 @@ def _system_cause(slow: SlowIteration, lost: float) -> tuple[str, str, str] | No
     swapped = slow.machine.get('swap_in', 0)
     if swapped:
         return 'memory', 'swapping', f' ({size(swapped)} read back)'
+    pressure = slow.machine.get('psi_memory', 0)
+    if pressure > 0 and pressure >= MOST * lost:
+        return 'memory', 'waiting for memory', f' ({duration(pressure)})'
     faults, in_kernel = slow.excess('major_faults'), slow.excess('system_seconds')
     if faults >= MANY_FAULTS:
         return 'memory', 'page faults', f' ({faults:.0f} of them read from a disk)'

@@ -146,7 +146,9 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
         return 'data: workers', [], []
     on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
     made, cpu, busy = run.loader['made'], run.loader['cpu'], run.pressure.get('busy')
-    waits = 'cpu' in run.loader and cpu < WAITING * made and (busy or 0.0) < IN_USE
+    # Where the kernel counts it, `cpu` includes the wait for a CPU; else a busy CPU may explain it.
+    is_known = 'queued' in run.pressure or (busy or 0.0) < IN_USE
+    waits = is_known and 'cpu' in run.loader and cpu < WAITING * made
     key, limits = 'data: workers', []
     if waits:
         limits.append(
@@ -181,7 +183,7 @@ def _cheaper(run: RunFigures) -> list[str]:
     """Return how samples may become cheaper, as far as the pipeline allows."""
     why = []
     samples = run.loader['samples']
-    if samples:
+    if samples and 'cpu' in run.loader:
         why.append(f'A sample takes {duration(run.loader["cpu"] / samples)} of CPU time.')
     cache, names = run.summary.get('cache') or {}, run.setting.get('transforms') or ()
     if not run.setting.get('cache'):

@@ -13,6 +13,7 @@ from .data import use_our_loop
 from .figures import WORTH, Advice, Finding, RunFigures, is_save
 
 SEVERAL = 2  # saves or evaluations; one, as at the end of a run, is no rate
+LOGGERS = ('LoggerHook', 'SparseLoggerHook', 'ThroughputMonitorHook')  # they make the log lines
 MARGIN = 1.3  # by which the cost at a longer interval shall be below WORTH
 MAX_STRETCH = 4  # largest factor by which an interval is prolonged
 # Stock hook -> its key of `default_hooks`, our hook, mmengine's arguments where the key is absent.
@@ -70,7 +71,7 @@ def hooks(run: RunFigures) -> Iterator[Finding]:
         key, name = 'hook', phase.removeprefix('hook:').partition(' ')[0]
         if is_save(phase):
             key, name = 'save', name if name == 'CheckpointHook' else 'AsyncCheckpointHook'
-        elif phase.startswith('logging: ') or name in ('LoggerHook', 'SparseLoggerHook'):
+        elif phase.startswith('logging: ') or name in LOGGERS:
             key, name = 'logging', logger
         elif not phase.startswith('hook:'):
             continue
