@@ -72,6 +72,13 @@ def delivery(usual: float = 0.9, waited: float = 1.0, took: float = 1.8) -> dict
         ),
         (slow('backward', facts=dict(gc_seconds=0.1)), 'unexplained', 'backward', 'backward'),
         (
+            slow('forward', facts=dict(major_faults=500.0), machine=dict(psi_memory=0.5)),
+            'memory',
+            'waiting for memory',
+            '(500 ms)',
+        ),
+        (slow('forward', machine=dict(psi_memory=0.49)), 'unexplained', 'forward', 'forward'),
+        (
             slow('forward', facts=dict(major_faults=500.0)),
             'memory',
             'page faults',

@@ -117,6 +117,8 @@ CASES = [
     Case('data: cpu', late(cores=8), [(late(cores=9), 'data: workers')], 0.1),
     Case('data: cpu', late(cores=8, cpu=1000.0, pressure=dict(busy=0.86)), [
         (late(cores=8, cpu=1000.0, pressure=dict(busy=0.84)), 'data: workers'),
+        # `cpu` includes the wait for a CPU, so the rest is none.
+        (late(cores=8, cpu=1000.0, pressure=dict(busy=0.86, queued=0.0)), 'data: workers'),
     ], 0.1),
     Case('data: disk', late(cpu=800.0, pressure=dict(io=0.051)), [
         (late(cpu=800.0, pressure=dict(io=0.049)), 'data: workers'),
@@ -166,6 +168,7 @@ CASES = [
             ('page faults', 'page faults', 'host'),
             ('cpu quota', 'CPU limit of the container', 'host'),
             ('memory', 'page faults', 'memory'),
+            ('memory', 'waiting for memory', 'memory'),
             ('swap', 'swapping', 'memory'),
         )
     ),

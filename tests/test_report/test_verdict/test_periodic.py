@@ -188,7 +188,10 @@ def test_hook_is_replaced_under_the_key_of_the_config(
         ),
         ({'hook:EMAHook': 20.0, 'hook:EMAHook 2': 20.0}, 'EMAHook takes 5.4 % of the time.'),
         (
-            {'hook:SparseLoggerHook': 20.0, 'logging: visualizer': 20.0},
+            {
+                'hook:SparseLoggerHook': 15.0, 'logging: visualizer': 15.0,
+                'hook:ThroughputMonitorHook': 10.0,
+            },
             'SparseLoggerHook takes 5.4 % of the time.',
         ),
     ],
