@@ -124,7 +124,7 @@ class SlowDisk:
 
         def save_slowly(writer: Any, *args: Any, **kwargs: Any) -> Any:
             found = save(writer, *args, **kwargs)
-            process = writer._worker._process
+            process = writer._thread._process
             disk.saves += 1
             if disk.saves == 2:  # the first save starts the process
                 os.kill(process.pid, signal.SIGSTOP)
@@ -184,7 +184,7 @@ def test_each_cause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     check(70, 'gc', 'garbage collection', Truth.took[70])
     check(90, 'hook', 'SlowOnce', SLOW_HOOK)
-    check(110, 'memory', 'page faults', Truth.took[110])
+    check(110, 'host', 'page faults', Truth.took[110])
     check(130, 'evaluation', 'evaluation', LongEvaluation.took[130])
     assert found.pop(240)['category'] == 'evaluation'  # with a save and the end of the writer
     check(3 * SAVES, 'checkpoint', 'checkpoint: wait for the writer', disk.waited)

@@ -45,6 +45,8 @@ def delivery(usual: float = 0.9, waited: float = 1.0, took: float = 1.8) -> dict
             'slow sample 55 (1.80 s, usually 600 ms)',
         ),
         (slow('data', note=delivery(usual=0.61)), 'data', 'worker 2 was late', ''),
+        # Its worker takes as long for the other sample of the batch.
+        (slow('data', note=delivery(usual=0.2, took=0.96)), 'data', 'worker 2 was late', ''),
         (slow('data', note=delivery(usual=0.0)), 'data', 'worker 2 was late', ''),  # unknown
         (slow('data', note=delivery(0.1, waited=3.7)), 'data', 'worker 2 was late', ''),
         (
