@@ -65,7 +65,7 @@ def test_epoch_based_training(has_type: bool, tmp_path: Path) -> None:
 
 
 def test_type_override_fails_for_a_train_cfg_without_type(tmp_path: Path) -> None:
-    """Therefore the verdict gives no such override; see `test_verdict.py`."""
+    """Therefore the verdict gives no such override; see `test_data.py` of the verdict."""
     cfg = by_epoch(config(tmp_path, STOCK), epochs=3)
     del cfg.train_cfg['type']
     cfg.train_cfg.by_epoch = True
