@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import signal
@@ -158,24 +159,33 @@ class FreezeGarbage(Hook):
         gc.freeze()
 
 
+# Starts processes that compute for a minute at most, prints their ids and exits: they are then no
+# children of the training.
+BURN = 'import time; end = time.time() + 60\nwhile time.time() < end: pass'
+START = f"""
+import subprocess, sys
+for _ in range(int(sys.argv[1])):
+    print(subprocess.Popen([sys.executable, '-c', {BURN!r}], stdout=subprocess.DEVNULL).pid)
+"""
+
+
 @HOOKS.register_module()
 class Neighbors(Hook):
     """Starts other processes that compute, and ends them with the training."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.others: list[subprocess.Popen] = []
+        self.others: list[int] = []
 
     def before_train(self, runner: Any) -> None:
-        # Each ends by itself as well, should this process be killed.
-        code = 'import time; end = time.time() + 60\nwhile time.time() < end: pass'
-        self.others = [subprocess.Popen([sys.executable, '-c', code]) for _ in range(self.count)]
+        command = [sys.executable, '-c', START, str(self.count)]
+        self.others = [int(pid) for pid in subprocess.check_output(command).split()]
         atexit.register(self.after_train, runner=None)
 
     def after_train(self, runner: Any) -> None:
-        for other in self.others:
-            other.kill()
-            other.wait()
+        for pid in self.others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.others = []
 
 

@@ -93,23 +93,33 @@ def main() -> int:
     parser.add_argument('--markdown', action='store_true', help='print a table for docs')
     parser.add_argument('--work', type=Path, help='folder for work dirs that is kept')
     options = parser.parse_args()
-    grades = []
+    grades: list[Grade] = []
+    failed: list[str] = []
     if not options.recorded and hasattr(os, 'nice'):
         os.nice(5)
-    with tempfile.TemporaryDirectory() as folder:
+    # In memory: the speed of a disk that others use is not part of any case.
+    memory = '/dev/shm' if os.path.isdir('/dev/shm') else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
         for name in options.cases:
             case = CASES[name]
             if options.recorded:
                 grades.append(recorded(case))
                 continue
-            graded = grade(case, (options.work or Path(folder)) / name, not options.no_fixes)
+            try:
+                graded = grade(case, (options.work or Path(folder)) / name, not options.no_fixes)
+            except RuntimeError as error:
+                failed.append(name)
+                print(error, file=sys.stderr, flush=True)
+                continue
             grades.append(graded)
             if options.record:
                 record(graded)
             share = f'{graded.computing or 0:.0%} in steps'
             print(*row(graded), share, graded.after, sep='; ', file=sys.stderr, flush=True)
     print(report(grades, options.markdown))
-    return 1 if misses(grades) else 0
+    if failed:
+        print(f'failed: {", ".join(failed)}')
+    return 1 if failed or misses(grades) else 0
 
 
 if __name__ == '__main__':
