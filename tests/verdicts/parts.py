@@ -205,7 +205,7 @@ class InterruptAt(Hook):
 class SlowVisBackend(LocalVisBackend):
     """A backend that sends each row over a network."""
 
-    seconds = 0.02
+    seconds = 0.015
 
     def add_scalars(self, *args: Any, **kwargs: Any) -> None:
         truth.lost['visualizer'] += wait(self.seconds)

@@ -72,20 +72,20 @@ def slow_hook(work: Path) -> Config:
 
 
 def stock_save(work: Path) -> Config:
-    cfg = training(work, hooks=around(SAVERS, 'save'), model__ballast=40)
+    cfg = training(work, hooks=around(SAVERS, 'save'), model__ballast=20)
     cfg.default_hooks.checkpoint.update(type='CheckpointHook', interval=40, max_keep_ckpts=1)
     return cfg
 
 
 def frequent_save(work: Path) -> Config:
-    cfg = training(work, 220, around(SAVERS, 'save'), model__ballast=100)
-    cfg.default_hooks.checkpoint.update(interval=20, max_keep_ckpts=1)
+    cfg = training(work, 220, around(SAVERS, 'save'), model__ballast=60)
+    cfg.default_hooks.checkpoint.update(interval=13, max_keep_ckpts=1)
     return cfg
 
 
 def evaluation(work: Path) -> Config:
     cfg = training(work, hooks=[*around(1, 'evaluation')], model__waits=0.02)
-    return evaluated(cfg, interval=25, count=8, waits=0.006)
+    return evaluated(cfg, interval=25, count=8, waits=0.005)
 
 
 def log_lines(work: Path) -> Config:
@@ -185,15 +185,15 @@ SICK = [
          Truth.blocked, readings='disk'),
     Case('slow_hook', 'hook', 'a custom hook takes 0.25 s each 30th iteration', slow_hook,
          caused('hook')),
-    Case('stock_save', 'save', 'CheckpointHook saves 40 MB each 40 iterations', stock_save,
+    Case('stock_save', 'save', 'CheckpointHook saves 20 MB each 40 iterations', stock_save,
          caused('save'), 'default_hooks.checkpoint.type'),
-    Case('frequent_save', 'save', 'AsyncCheckpointHook saves 100 MB each 20 iterations',
+    Case('frequent_save', 'save', 'AsyncCheckpointHook saves 60 MB each 13 iterations',
          frequent_save, caused('save'), 'default_hooks.checkpoint.interval'),
     Case('evaluation', 'evaluation', 'evaluates each 25 iterations', evaluation,
          caused('evaluation val'), 'train_cfg.val_interval'),
     Case('log_lines', 'logging', 'a log line each iteration', log_lines, caused('logging'),
          'default_hooks.logger.interval'),
-    Case('slow_visualizer', 'logging', 'a backend takes 20 ms a row', slow_visualizer,
+    Case('slow_visualizer', 'logging', 'a backend takes 15 ms a row', slow_visualizer,
          caused('visualizer'), 'default_hooks.logger.interval'),
     Case('garbage', 'gc', 'collects 1.5 M objects each 25 iterations', garbage, caused('gc')),
     Case('busy_machine', 'busy machine', 'four other processes compute', busy_machine,
