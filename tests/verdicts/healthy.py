@@ -17,6 +17,9 @@ from tests.verdicts.trainings import (
     with_stock_parts,
 )
 
+# The stock loader passes each tensor through a file descriptor, which takes time for each sample.
+ONE = dict(train_dataloader__batch_size=1)
+
 
 def of(**options: Any) -> Callable[[Path], Config]:
     """Return the function of a training with options, as of `training`."""
@@ -49,11 +52,13 @@ def cached(work: Path) -> Config:
 
 
 def stock_loop(work: Path) -> Config:
-    return with_stock_parts(training(work))
+    return with_stock_parts(training(work, 250, model__waits=0.025, **ONE))
 
 
 def stock_epochs(work: Path) -> Config:
-    return with_stock_parts(in_epochs(work, length=40, epochs=7))
+    cfg = in_epochs(work, length=40, epochs=6, model__waits=0.025, **ONE)
+    cfg.train_dataloader.dataset.count = 40
+    return with_stock_parts(cfg)
 
 
 def accumulation(work: Path) -> Config:
