@@ -24,12 +24,11 @@ def wait(seconds: float) -> float:
     return time.perf_counter() - start
 
 
-def burn(seconds: float) -> float:
-    """Compute for some CPU seconds of this thread; return the seconds without a CPU meanwhile."""
-    start, begun = time.perf_counter(), time.thread_time()
+def burn(seconds: float) -> None:
+    """Compute for some CPU seconds of this thread."""
+    begun = time.thread_time()
     while time.thread_time() - begun < seconds:
         pass
-    return (time.perf_counter() - start) - (time.thread_time() - begun)
 
 
 def pace(begin: int, extra: float) -> Cause:

@@ -106,7 +106,7 @@ class GradedModel(BaseModel):
             self.seen += 1
             wait(self.waits)
             if self.burns:
-                truth.lost['cpu'] += burn(self.burns)
+                burn(self.burns)
             if self.cause is not None:
                 truth.lost['cause'] += self.cause(self.seen, batch)
         out = self.net(batch.float().flatten(1).mean(1, keepdim=True))

@@ -197,7 +197,7 @@ SICK = [
          caused('visualizer'), 'default_hooks.logger.interval'),
     Case('garbage', 'gc', 'collects 1.5 M objects each 25 iterations', garbage, caused('gc')),
     Case('busy_machine', 'busy machine', 'four other processes compute', busy_machine,
-         caused('cpu')),
+         caused('off CPU')),
     Case('recompilation', 'recompilation', 'compiled for each of 6 new shapes', recompilation,
          compiling, 'compile.dynamic'),
     Case('shapes', 'shapes', '20 input shapes, 0.12 s of kernel search each', shapes, caused(),

@@ -69,7 +69,8 @@ class GradedFirst(Hook):
 
     priority = FIRST
     gap: tuple[float, float] | None = None  # wall and CPU time at which the gap began
-    step = began = 0.0
+    step = (0.0, 0.0)  # likewise, at which the step began
+    began = 0.0
 
     def before_train_iter(self, runner: Any, batch_idx: int, **kwargs: Any) -> None:
         cls, now = GradedFirst, time.perf_counter()
@@ -82,7 +83,11 @@ class GradedFirst(Hook):
         truth.gaps.append((wall, max(0.0, off), batch_idx == 0))
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
-        truth.steps.append(time.perf_counter() - GradedFirst.step)
+        wall, cpu = GradedFirst.step
+        seconds = time.perf_counter() - wall
+        truth.steps.append(seconds)
+        # What a step that only computes waited for a CPU.
+        truth.lost['off CPU'] += max(0.0, seconds - (time.thread_time() - cpu))
 
 
 @HOOKS.register_module()
@@ -92,7 +97,7 @@ class GradedLast(Hook):
     priority = LAST
 
     def before_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
-        GradedFirst.step = time.perf_counter()
+        GradedFirst.step = (time.perf_counter(), time.thread_time())
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         now = time.perf_counter()
