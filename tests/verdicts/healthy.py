@@ -73,7 +73,9 @@ def updates(work: Path) -> Config:
 
 
 def rare_saves(work: Path) -> Config:
-    return training(work, 360, model__ballast=8, default_hooks__checkpoint__interval=120)
+    return training(
+        work, 360, model__waits=0.02, model__ballast=2, default_hooks__checkpoint__interval=120
+    )
 
 
 def one_late_batch(work: Path) -> Config:
@@ -96,7 +98,8 @@ def two_ranks(work: Path) -> Config:
 def cases() -> list[Case]:
     """Return the cases."""
     described: list[tuple[str, str, Callable[[Path], Config], dict[str, Any]]] = [
-        ('tiny', 'steps of 5 ms', of(iterations=800, model__waits=0.005), {}),
+        ('tiny', 'steps of 5 ms',
+         of(iterations=800, model__waits=0.005, default_hooks__logger__interval=50), {}),
         ('large', 'steps that compute a large layer',
          of(iterations=220, model__waits=0.0, model__width=3000), {}),
         ('cpu_bound', 'steps of 15 ms of CPU',
@@ -125,7 +128,7 @@ def cases() -> list[Case]:
          lambda work: evaluated(training(work), interval=140, count=4, waits=0.002), {}),
         ('few_log_lines', 'a log line each 100 iterations',
          of(default_hooks__logger__interval=100), {}),
-        ('rare_saves', 'two saves of 8 MB', rare_saves, {}),
+        ('rare_saves', 'three saves of 2 MB', rare_saves, {}),
         ('one_late_batch', 'one batch of 360 is 0.2 s late', one_late_batch, {}),
         ('two_shapes', 'two input shapes of equal cost', two_shapes, {}),
         ('fresh_pages', 'steps touch 16 MiB of new memory, minor page faults only',

@@ -154,7 +154,7 @@ class ManyObjects(Hook):
 class FreezeGarbage(Hook):
     """A user's hook that excludes what was built so far from garbage collections."""
 
-    def before_train(self, runner: Any) -> None:
+    def before_run(self, runner: Any) -> None:
         gc.collect()
         gc.freeze()
 
