@@ -12,7 +12,9 @@ import numpy as np
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-FIRST, LAST = 0, 100  # priorities of the outermost hooks
+# Priorities of the outermost hooks. A user's hook after the one that saves (90) may read its files,
+# so that each save would be waited for.
+FIRST, LAST = 0, 89
 
 
 class Truth:
@@ -55,6 +57,12 @@ class Truth:
         others = [wall for wall, _, is_end in self.gaps if not is_end]
         return sum(ends) - len(ends) * float(np.median(others))
 
+    def saving(self) -> float:
+        """Return the seconds of long gaps beyond the usual one: those of saves."""
+        walls = [wall for wall, _, _ in self.gaps]
+        usual = float(np.median(walls))
+        return sum(wall - usual for wall in walls if wall > 10 * usual)
+
     def computing(self) -> float:
         """Return the share of the time in training steps."""
         return sum(self.steps) / self.wall if self.wall else 0.0
@@ -92,7 +100,7 @@ class GradedFirst(Hook):
 
 @HOOKS.register_module()
 class GradedLast(Hook):
-    """Last hook of each hook point: begins steps and gaps."""
+    """Last hook before the one that saves: begins steps and gaps."""
 
     priority = LAST
 
