@@ -79,7 +79,7 @@ def stock_save(work: Path) -> Config:
 
 def frequent_save(work: Path) -> Config:
     cfg = training(work, 220, model__ballast=60)
-    cfg.default_hooks.checkpoint.update(interval=13, max_keep_ckpts=1)
+    cfg.default_hooks.checkpoint.update(interval=8, max_keep_ckpts=1)
     return cfg
 
 
@@ -187,7 +187,7 @@ SICK = [
          caused('hook')),
     Case('stock_save', 'save', 'CheckpointHook saves 40 MB each 40 iterations', stock_save,
          Truth.saving, 'default_hooks.checkpoint.type'),
-    Case('frequent_save', 'save', 'AsyncCheckpointHook saves 60 MB each 13 iterations',
+    Case('frequent_save', 'save', 'AsyncCheckpointHook saves 60 MB each 8 iterations',
          frequent_save, Truth.saving, 'default_hooks.checkpoint.interval'),
     Case('evaluation', 'evaluation', 'evaluates each 25 iterations', evaluation,
          caused('evaluation val'), 'train_cfg.val_interval'),
