@@ -183,6 +183,14 @@ def built(cfg: Config) -> Any:
     return runner
 
 
+@pytest.fixture(autouse=True)
+def handles_interrupts() -> Iterator[None]:
+    """Handle SIGINT as in a terminal: a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def with_stock_loops(cfg: Config) -> None:
     cfg.train_cfg.type, cfg.val_cfg.type = 'IterBasedTrainLoop', 'ValLoop'
 

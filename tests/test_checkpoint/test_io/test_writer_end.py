@@ -105,6 +105,7 @@ def begin_save(
 def test_collected_writer_completes_its_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gc.collect()  # else the collection below closes files of earlier tests, too
     before = resources()
     writer = DurableWriter()
     go = begin_save(writer, tmp_path / 'a', monkeypatch)
