@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from mmengine.config import DictAction
 
 from mmtempo.report.verdict import judge
-from tests.verdicts.headlines import key_of
 from tests.verdicts.trainings import HEALTHY
 
 NO_FINDING = (HEALTHY, 'short', 'nothing')
@@ -43,34 +41,17 @@ class Judgment:
 def judgment(summary: Mapping[str, Any]) -> Judgment:
     """Judge a summary with the present code."""
     verdict = judge(summary)
-    findings = getattr(verdict, 'findings', None)
-    if findings is None:
-        return _of_headline(verdict, summary)
+    findings = verdict.findings
     real = [one for one in findings if one.key not in NO_FINDING]
     sentences = [
         text
         for one in real
         for text in (one.headline, *one.why, *(advice.override for advice in one.change))
     ]
-    if not findings:
-        return Judgment(HEALTHY, 0.0, verdict.headline, [], [], sentences)
     first = findings[0]
     overrides = [advice.override for advice in first.change]
     keys = [one.key for one in findings]
     return Judgment(first.key, first.seconds, verdict.headline, overrides, keys, sentences)
-
-
-def _of_headline(verdict: Any, summary: Mapping[str, Any]) -> Judgment:
-    """Return the judgment of a verdict without findings, from its sentences."""
-    overrides = [advice.override for advice in verdict.change]
-    key = key_of(verdict.headline, ' '.join(verdict.why), overrides)
-    share = re.search(r'(\d+(?:\.\d+)?) ?%', verdict.headline)
-    seconds = float(share[1]) / 100 * summary['seconds'] if share and key != HEALTHY else 0.0
-    sentences = [verdict.headline, *verdict.why, *overrides]
-    if key == HEALTHY:
-        expected = ('There is no accelerator', 'Stalls cost')
-        sentences = [one for one in sentences[1:] if not one.startswith(expected)]
-    return Judgment(key, seconds, verdict.headline, overrides, [key], sentences)
 
 
 def parsed(words: Sequence[str]) -> dict[str, Any]:

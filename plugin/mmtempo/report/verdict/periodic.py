@@ -98,8 +98,10 @@ def _hook(run: RunFigures, kind: str, name: str, seconds: float) -> Finding:
         change.append(Advice(f'{key}={5 * interval}', reason))
     headline = f'{name} takes {percent(run.share(seconds))} of the time.'
     why = [f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
-    inner = [phase for phase in run.phases if kind == 'logging' and phase.startswith('logging: ')]
-    why += [f'Of that, {phase}: {run.cost(run.seconds(phase))}.' for phase in inner]
+    inner = [phase for phase in run.phases if kind == 'logging' and phase != f'hook:{name}']
+    inner = [phase for phase in inner if phase.startswith(('logging: ', 'hook:Throughput'))]
+    costs = {phase.removeprefix('hook:'): run.cost(run.seconds(phase)) for phase in inner}
+    why += [f'Of that, {phase}: {cost}.' for phase, cost in costs.items()]
     periods = [str(one.get('text')) for one in run.periods if one.get('cause') == name]
     why += [f'{text}.' for text in periods] + _saving(run, seconds, change)
     return Finding(kind, seconds, headline, why, change, is_periodic=kind != 'hook')
