@@ -10,7 +10,7 @@ from mmengine.config import Config
 from tests.verdicts.trainings import Case, evaluated, in_epochs, training
 from tests.verdicts.truth import Truth, around
 
-LOGGERS = 60  # priority of the hooks that log
+MONITOR, LOGGER = 50, 60  # priorities of the hooks that make log lines
 GPU = 'NVIDIA GeForce RTX 4090'
 
 
@@ -90,12 +90,16 @@ def evaluation(work: Path) -> Config:
 
 def log_lines(work: Path) -> Config:
     return training(
-        work, 400, around(LOGGERS, 'logging'), model__waits=0.008, default_hooks__logger__interval=1
+        work,
+        400,
+        around(MONITOR, 'logging', LOGGER),
+        model__waits=0.008,
+        default_hooks__logger__interval=1,
     )
 
 
 def slow_visualizer(work: Path) -> Config:
-    cfg = training(work)
+    cfg = training(work, hooks=around(MONITOR, 'logging', LOGGER))
     cfg.visualizer.vis_backends = [dict(type='SlowVisBackend')]
     return cfg
 
@@ -198,7 +202,7 @@ SICK = [
     Case('log_lines', 'logging', 'a log line each iteration', log_lines, caused('logging'),
          'default_hooks.logger.interval'),
     Case('slow_visualizer', 'logging', 'a backend takes 15 ms a row', slow_visualizer,
-         caused('visualizer'), 'default_hooks.logger.interval'),
+         caused('logging'), 'default_hooks.logger.interval'),
     Case('garbage', 'gc', 'collects 1.5 M objects each 25 iterations', garbage, caused('gc')),
     Case('busy_machine', 'busy machine', 'four other processes compute', busy_machine,
          caused('off CPU')),

@@ -144,9 +144,10 @@ class GradedAfter(Hook):
         truth.lost[name] += time.perf_counter() - GradedBefore.began[name]
 
 
-def around(priority: int, name: str) -> list[dict]:
-    """Return the configs of two hooks that count the time of the hooks of a priority."""
+def around(priority: int, name: str, until: int | None = None) -> list[dict]:
+    """Return the configs of two hooks that count the time of the hooks of these priorities."""
+    last = priority if until is None else until
     return [
         dict(type='GradedBefore', name=name, priority=priority - 1),
-        dict(type='GradedAfter', name=name, priority=priority + 1),
+        dict(type='GradedAfter', name=name, priority=last + 1),
     ]

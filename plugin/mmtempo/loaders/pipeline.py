@@ -38,6 +38,7 @@ class WaitStats:
         seconds: Seconds of waiting for those.
         starts: How often the workers were started.
         starting: Seconds of waiting for their first batches.
+        restarting: Seconds of ending and starting them, besides the waiting.
         samples: Number of samples whose batches have a timing; the next two are of these.
         made: Seconds in which processes made these batches.
         cpu: Seconds of these in which they computed or waited for a CPU; the rest is waiting for
@@ -49,6 +50,7 @@ class WaitStats:
     seconds: float = 0.0
     starts: int = 0
     starting: float = 0.0
+    restarting: float = 0.0
     samples: int = 0
     made: float = 0.0
     cpu: float = 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from typing import Any
@@ -199,7 +201,8 @@ class PrefetchDataLoader(DataLoader):
             if not self.endless:
                 raise
         # Workers that do not persist end with the epoch: new ones see changes of the dataset.
-        self._stop_pipeline()
+        with self._restarting():
+            self._stop_pipeline()
         try:
             return self._take(on_wait)
         except StopIteration:
@@ -207,7 +210,8 @@ class PrefetchDataLoader(DataLoader):
 
     def _take(self, on_wait: Callable[[], None] | None) -> Any:
         if self._pipeline is None:
-            self._begin()
+            with self._restarting():
+                self._begin()
         assert self._pipeline is not None
         self._pipeline.on_wait = on_wait
         try:
@@ -220,6 +224,12 @@ class PrefetchDataLoader(DataLoader):
         self.place, info = self._pipeline.delivered()
         self.deliveries.append(info)
         return batch
+
+    @contextlib.contextmanager
+    def _restarting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.waiting.restarting += time.perf_counter() - start
 
     def seek(self, place: StreamPosition, seed: int | None = None) -> None:
         """Continue after a position of the stream, and discard batches in flight.

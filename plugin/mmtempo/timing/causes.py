@@ -178,10 +178,10 @@ def _cause(
     if phase not in (*STEP, phases.OUTSIDE):
         name = phase.removeprefix('hook:')
         return category, name, f'; {system[1]}' if system is not None else ''
-    if slow.excess('recompiles') >= 1:
-        return 'device', 'torch compiled', f' {slow.excess("recompiles"):.0f} times ({phase})'
     if slow.note.get('is_first'):
         return warm_up
+    if slow.excess('recompiles') >= 1:
+        return 'device', 'torch compiled', f' {slow.excess("recompiles"):.0f} times ({phase})'
     if slow.note.get('is_new_shape'):
         return 'device', NEW_SHAPE, f' {slow.note.get("shape")} ({phase})'
     if system is not None:

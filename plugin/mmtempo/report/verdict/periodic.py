@@ -15,7 +15,8 @@ from .figures import WORTH, Advice, Finding, RunFigures, is_save
 SEVERAL = 2  # saves or evaluations; one, as at the end of a run, is no rate
 LOGGERS = ('LoggerHook', 'SparseLoggerHook', 'ThroughputMonitorHook')  # they make the log lines
 MARGIN = 1.3  # by which the cost at a longer interval shall be below WORTH
-MAX_STRETCH = 4  # largest factor by which an interval is prolonged
+MAX_STRETCH = 4  # largest factor by which the interval of evaluations or saves is prolonged
+LEAST_STRETCH = 5  # of log lines
 # Stock hook -> its key of `default_hooks`, our hook, mmengine's arguments where the key is absent.
 # Not the timer: a run with a summary already has ours.
 STOCK_HOOKS = {
@@ -43,7 +44,7 @@ def evaluation(run: RunFigures) -> Iterator[Finding]:
 def epochs(run: RunFigures) -> Iterator[Finding]:
     """Find workers that end, and start again, with each epoch."""
     ending, starts = run.seconds(LOADER_ENDS), max(1, run.loader['starts'])
-    starting = run.loader['starting'] * (starts - 1) / starts
+    starting = (run.loader['starting'] + run.loader['restarting']) * (starts - 1) / starts
     seconds = ending + starting
     if not run.is_worth(seconds):
         return
@@ -58,7 +59,7 @@ def epochs(run: RunFigures) -> Iterator[Finding]:
     if ending:
         why.append(f'Ending the loader after the last batch of an epoch: {run.cost(ending)}.')
     if starting:
-        why.append(f'Waiting for the first batches of new workers: {run.cost(starting)}.')
+        why.append(f'Starting workers and their first batches: {run.cost(starting)}.')
     why += _saving(run, seconds, change)
     yield Finding('epochs', seconds, headline, why, change, is_periodic=True)
 
@@ -94,8 +95,9 @@ def _hook(run: RunFigures, kind: str, name: str, seconds: float) -> Finding:
     elif name.endswith('CheckpointHook') and by_epoch is not None:
         change = _longer_interval(run, seconds, key, 'checkpoint_interval', by_epoch)
     elif name == 'SparseLoggerHook' and interval:
-        reason = f'logs every {5 * interval} iterations instead of {interval}'
-        change.append(Advice(f'{key}={5 * interval}', reason))
+        longer = interval * max(LEAST_STRETCH, _factor(run, seconds))
+        reason = f'logs every {longer} iterations instead of {interval}'
+        change.append(Advice(f'{key}={longer}', reason))
     headline = f'{name} takes {percent(run.share(seconds))} of the time.'
     why = [f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
     inner = [phase for phase in run.phases if kind == 'logging' and phase != f'hook:{name}']
@@ -155,14 +157,19 @@ def _saving(run: RunFigures, seconds: float, change: list[Advice]) -> list[str]:
     return [f'Without it the run takes less time: {run.saving(seconds)}.'] if change else []
 
 
+def _factor(run: RunFigures, seconds: float) -> int:
+    """Return by how much an interval must be longer for the cost to be no finding any more."""
+    share = run.share(seconds)
+    return math.ceil(MARGIN * share / max(1 - share, WORTH) / WORTH)
+
+
 def _longer_interval(
     run: RunFigures, seconds: float, key: str, name: str, by_epoch: bool
 ) -> list[Advice]:
     """Advise a longer interval, in the unit of the config; the setting `name` has iterations."""
     interval, length = run.whole(name), run.whole('epoch_length')
     last = run.summary.get('max_iters') or run.whole('max_iters') or 0
-    share = run.share(seconds)
-    factor = min(MAX_STRETCH, math.ceil(MARGIN * share / max(1 - share, WORTH) / WORTH))
+    factor = min(MAX_STRETCH, _factor(run, seconds))
     if not interval or factor < 2 or 2 * interval > last:
         return []
     unit, units = 1, 'iterations'
