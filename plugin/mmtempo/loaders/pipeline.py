@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from mmtempo.system.limits import oom_kills
+from mmtempo.system.process_counters import cpu_demand
 from mmtempo.utils.phases import UNPACK, charged_to
 
 from .background_iterator import BackgroundIterator, NotReady
@@ -38,7 +40,7 @@ class WaitStats:
         seconds: Seconds of waiting for those.
         starts: How often the workers were started.
         starting: Seconds of waiting for their first batches.
-        restarting: Seconds of ending and starting them, besides the waiting.
+        restarting: Seconds of ending and starting them, without that waiting.
         samples: Number of samples whose batches have a timing; the next two are of these.
         made: Seconds in which processes made these batches.
         cpu: Seconds of these in which they computed or waited for a CPU; the rest is waiting for
@@ -97,6 +99,7 @@ class Pipeline:
         name: The config's key of the dataloader, for messages.
         waits: Statistics to update with each batch.
         slabs: Reusable memory for batches. Defaults to None: torch's shared memory.
+        is_training: Whether unpacking a batch is a phase of the training. Defaults to False.
 
     Attributes:
         on_wait: Function to call several times a second while workers make the next batch, or
@@ -113,10 +116,11 @@ class Pipeline:
         name: str,
         waits: WaitStats,
         slabs: SlabPool | None = None,
+        is_training: bool = False,
     ) -> None:
         self._stream, self._pool, self._status = stream, pool, status
         self._dataset, self._timeout, self._name = dataset, timeout, name
-        self._waits, self._slabs = waits, slabs
+        self._waits, self._slabs, self._is_training = waits, slabs, is_training
         waits.starts += 1
         # Each batch is in flight until it arrives, and then arrived until the training has it.
         self._in_flight: collections.deque[tuple[list[SampleRequest], StreamPosition]]
@@ -205,11 +209,11 @@ class Pipeline:
 
     def _make(self, source: Iterator[Any]) -> Any:
         """Return the next batch of a loader without workers, made in this process."""
-        start, cpu = time.perf_counter(), time.thread_time()
+        start, cpu = time.perf_counter(), cpu_demand()
         batch = next(source)
         self._arrival = time.perf_counter()
         count = len(self._in_flight[0][0])
-        self._waits.add(count, self._arrival - start, time.thread_time() - cpu)
+        self._waits.add(count, self._arrival - start, cpu_demand() - cpu)
         return batch
 
     def _take_if_ready(self) -> tuple[Any, WorkerTiming | None]:
@@ -219,7 +223,7 @@ class Pipeline:
             batch = self._source.take(CHECK_INTERVAL)
             self._arrival = time.perf_counter()
             if isinstance(batch, Packed):
-                with charged_to(UNPACK):
+                with charged_to(UNPACK) if self._is_training else nullcontext():
                     return batch.read(), batch.timing
             self._discard_slab(self._in_flight[0][0])  # its worker could not open the slab
             return batch, None

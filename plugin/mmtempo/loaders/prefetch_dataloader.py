@@ -283,6 +283,7 @@ class PrefetchDataLoader(DataLoader):
             self.name,
             self.waiting,
             self._slabs,
+            is_training=self.endless,
         )
         self._batches = self.stage(self._pipeline) if self.stage else self._pipeline
 

@@ -203,6 +203,7 @@ class SeededDataset(Dataset):
             sample = self.dataset[request.sample]
         except Exception:
             self._status.fail(number)
+            self._times, self._began = [], None
             raise
         self._status.end(number)
         if self.lease is not None:

@@ -10,11 +10,15 @@ from typing import Any
 
 from mmengine.dist import get_world_size
 from mmengine.hooks import CheckpointHook, LoggerHook
+from torch.nn.parameter import is_lazy
 
+from mmtempo.datasets import CachedDataset
 from mmtempo.system.machine import processes_here
 from mmtempo.utils.runner import unwrapped, wrappers_of
 
 from .hook_timer import HookEdge
+
+MOST_WRAPPERS = 16  # of a data set within another
 
 
 def setting_of(runner: Any) -> dict[str, Any]:
@@ -33,7 +37,7 @@ def setting_of(runner: Any) -> dict[str, Any]:
     model = unwrapped(runner.model)
     return dict(
         model=type(model).__name__,
-        parameters=sum(one.numel() for one in model.parameters()),
+        parameters=sum(one.numel() for one in model.parameters() if not is_lazy(one)),
         loop=type(loop).__name__,
         train_cfg_has_type='type' in _mapping(runner.cfg.get('train_cfg')),
         by_epoch=by_epoch,
@@ -41,6 +45,7 @@ def setting_of(runner: Any) -> dict[str, Any]:
         num_workers=getattr(loader, 'num_workers', None),
         prefetch_factor=getattr(loader, 'prefetch_factor', None),
         pin_memory=getattr(loader, 'pin_memory', None),
+        persistent_workers=getattr(loader, 'persistent_workers', None),
         **_data(getattr(loader, 'dataset', None)),
         batch_size=batch,
         world=world,
@@ -60,15 +65,21 @@ def setting_of(runner: Any) -> dict[str, Any]:
 
 def datasets_of(dataset: Any) -> Iterator[Any]:
     """Yield a data set and those within its wrappers; of several, the first."""
-    while dataset is not None:
+    for _ in range(MOST_WRAPPERS):
+        if dataset is None:
+            return
         yield dataset
         inner = getattr(dataset, 'datasets', None)
-        dataset = inner[0] if inner else getattr(dataset, 'dataset', None)
+        if isinstance(inner, (list, tuple)) and inner:
+            dataset = inner[0]
+        else:
+            dataset = getattr(dataset, 'dataset', None)
 
 
 def cache_of(dataset: Any) -> Any:
     """Return the `CachedDataset` of a data set; None without one."""
-    return _first(one for one in datasets_of(dataset) if hasattr(one, 'stats'))
+    found = (one for one in datasets_of(dataset) if isinstance(one, CachedDataset))
+    return _first(found)
 
 
 def _data(dataset: Any) -> dict[str, Any]:

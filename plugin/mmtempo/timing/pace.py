@@ -85,7 +85,7 @@ def slowdown(values: Sequence[float], size: int) -> Slowdown | None:
     slope, start = np.polyfit(np.arange(count), seconds, 1)
     line = start + slope * np.arange(count)
     if np.abs(seconds - line).sum() < _misfit(seconds, split):
-        split, old, new = 0, line[0], line[-1]
+        split, old, new = 0, np.median(seconds[:FEWEST]), np.median(seconds[-FEWEST:])
         is_clear = seconds[-FEWEST:].min() > seconds[:FEWEST].max()
     else:
         middle = (old + new) / 2

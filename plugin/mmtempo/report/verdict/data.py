@@ -11,6 +11,7 @@ from mmtempo.utils.units import counted, duration, percent
 
 from .figures import WORTH, Advice, Finding, RunFigures
 
+MOST_PER_CORE = 4  # workers that are advised for a core, if they wait
 COARSE = 0.10  # share of the time in which a loader that reports no waits is found to be slow
 MOST_AHEAD = 8  # largest prefetch factor that is advised
 MARGIN = 1.1  # required throughput of the loader, relative to that of the training
@@ -151,13 +152,13 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
     on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
     made, cpu, busy = run.loader['made'], run.loader['cpu'], run.pressure.get('busy')
     # Where the kernel counts it, `cpu` includes the wait for a CPU; else a busy CPU may explain it.
-    is_known = 'queued' in run.pressure or (busy or 0.0) < IN_USE
+    is_known = 'queued' in run.pressure or (busy is not None and busy < IN_USE)
     waits = is_known and 'cpu' in run.loader and cpu < WAITING * made
     key, limits = 'data: workers', []
     if waits:
         limits.append(
             f'Making a batch needs a CPU in {percent(cpu / made)} of the time; in the rest it '
-            'waits for a disk or the network.'
+            'waits for a disk, the network, or another thread or process.'
         )
         if run.pressure['io'] > MOST * run.share(run.waited):
             key = 'data: disk'
@@ -168,8 +169,9 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
     if busy is not None and not waits:
         room = workers + int((1 - busy) * cores) if busy < IN_USE else workers
     # Without workers, the main process makes the batches while it counts as waiting.
+    delivered = max(delivered, 1 / (MOST_PER_CORE * cores))
     load = workers / delivered if workers else 1 / delivered - 1
-    needed = max(workers + 1, math.ceil(MARGIN * load))
+    needed = min(max(workers + 1, math.ceil(MARGIN * load)), MOST_PER_CORE * cores)
     if run.is_short_of_memory:
         return key, [], [*limits, 'Memory is short: do not add workers.']
     if workers >= room and not waits:

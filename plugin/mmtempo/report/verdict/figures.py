@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from mmtempo.timing.pace import Slowdown, slowdown
 from mmtempo.utils.checks import is_whole
 from mmtempo.utils.phases import LOADER_ENDS
 from mmtempo.utils.units import counted, duration, percent
@@ -167,7 +169,10 @@ class RunFigures:
     @property
     def is_taken(self) -> bool:
         """Whether other processes used the CPUs while the main thread waited for one."""
-        return self.pressure['queued'] > WORTH and self.pressure['others'] > OTHERS
+        # With several processes here, `others` are mostly those of this training; with a quota,
+        # the kernel counts its pauses as waits for a CPU.
+        is_alone = (self.whole('local_world') or 1) == 1 and self.pressure['throttled'] <= WORTH
+        return is_alone and self.pressure['queued'] > WORTH and self.pressure['others'] > OTHERS
 
     @property
     def waited(self) -> float:
@@ -187,6 +192,12 @@ class RunFigures:
         return sum(
             self.seconds(name) for name in self.phases if name != 'data' and not is_pause(name)
         )
+
+    @cached_property
+    def slowdown(self) -> Slowdown | None:
+        """The lasting change to slower iterations; None without one."""
+        pace = self.summary.get('pace') or {}
+        return slowdown(pace.get('values') or [], pace.get('size') or 1)
 
     @property
     def device_busy(self) -> float | None:

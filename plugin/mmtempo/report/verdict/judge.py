@@ -60,7 +60,7 @@ def judge(summary: Mapping[str, Any]) -> Verdict:
         findings = [one for one in findings if one.is_risk or _is_clear(run, one)]
     findings.sort(key=lambda one: (not one.comes_first, -one.seconds))
     if not findings or not findings[0].headline:
-        findings.insert(0, _without_findings(run))
+        findings.insert(0, _without_findings(run, is_risky=bool(findings)))
     return _of(findings)
 
 
@@ -78,7 +78,7 @@ def _is_clear(run: RunFigures, finding: Finding) -> bool:
     return not finding.is_periodic and run.share(finding.seconds) > CLEAR
 
 
-def _without_findings(run: RunFigures) -> Finding:
+def _without_findings(run: RunFigures, is_risky: bool) -> Finding:
     """Describe a run without a cost that justifies a change: where its time goes."""
     computing = run.share(sum(run.seconds(name) for name in STEP))
     steps = f' {percent(computing)} of the time in forward, backward and step.' if computing else ''
@@ -93,4 +93,7 @@ def _without_findings(run: RunFigures) -> Finding:
             f'Iteration times vary by {percent(cv)} (target: below {percent(EVEN)}), at a cost of '
             f'less than {percent(WORTH)} of the time for any one cause.'
         )
-    return Finding('healthy', 0.0, f'Healthy: nothing to change.{steps}', why)
+    headline = 'Healthy: nothing to change.'
+    if is_risky:
+        headline = f'No cost exceeds {percent(WORTH)} of the time.'
+    return Finding('healthy', 0.0, headline + steps, why)

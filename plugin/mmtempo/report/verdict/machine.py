@@ -29,7 +29,10 @@ def other_processes(run: RunFigures) -> Iterator[Finding]:
 def cpu_quota(run: RunFigures) -> Iterator[Finding]:
     """Find a CPU limit of the container that stops the training."""
     stalls = run.lost_to('CPU limit of the container')
-    seconds = max(stalls, run.pressure['throttled'] * run.total / (run.cores or 1))
+    share = run.pressure['throttled'] / (run.cores or 1)
+    if 'queued' in run.pressure:  # workers that are stopped cost nothing while batches are in time
+        share = min(share, run.pressure['queued'])
+    seconds = max(stalls, share * run.total)
     if run.is_worth(seconds):
         headline = (
             f'The CPU limit of the container costs {percent(run.share(seconds))} of the time.'

@@ -46,10 +46,10 @@ def epochs(run: RunFigures) -> Iterator[Finding]:
     ending, starts = run.seconds(LOADER_ENDS), max(1, run.loader['starts'])
     starting = (run.loader['starting'] + run.loader['restarting']) * (starts - 1) / starts
     seconds = ending + starting
-    if not run.is_worth(seconds):
+    if not run.is_worth(seconds) or max(run.count(LOADER_ENDS), starts) < SEVERAL:
         return
     change = []
-    if run.setting.get('by_epoch'):
+    if run.setting.get('persistent_workers') is False and run.whole('num_workers'):
         reason = 'keeps the workers alive between epochs'
         change.append(Advice('train_dataloader.persistent_workers=True', reason))
     headline = (
@@ -67,11 +67,13 @@ def epochs(run: RunFigures) -> Iterator[Finding]:
 def hooks(run: RunFigures) -> Iterator[Finding]:
     """Find expensive hooks by class; the phases of a save or a log line count for their hook."""
     logger = 'LoggerHook' if run.has_part('LoggerHook') else 'SparseLoggerHook'
+    savers = [phase for phase in run.phases if 'CheckpointHook' in phase]
+    saver = savers[0].removeprefix('hook:').partition(' ')[0] if savers else 'AsyncCheckpointHook'
     sums: dict[tuple[str, str], float] = {}
     for phase in run.phases:
         key, name = 'hook', phase.removeprefix('hook:').partition(' ')[0]
         if is_save(phase):
-            key, name = 'save', name if name == 'CheckpointHook' else 'AsyncCheckpointHook'
+            key, name = 'save', name if name in STOCK_HOOKS else saver
         elif phase.startswith('logging: ') or name in LOGGERS:
             key, name = 'logging', logger
         elif not phase.startswith('hook:'):
@@ -98,10 +100,11 @@ def _hook(run: RunFigures, kind: str, name: str, seconds: float) -> Finding:
         longer = interval * max(LEAST_STRETCH, _factor(run, seconds))
         reason = f'logs every {longer} iterations instead of {interval}'
         change.append(Advice(f'{key}={longer}', reason))
-    headline = f'{name} takes {percent(run.share(seconds))} of the time.'
-    why = [f'{name}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
-    inner = [phase for phase in run.phases if kind == 'logging' and phase != f'hook:{name}']
-    inner = [phase for phase in inner if phase.startswith(('logging: ', 'hook:Throughput'))]
+    subject = 'Logging' if kind == 'logging' else name
+    headline = f'{subject} takes {percent(run.share(seconds))} of the time.'
+    why = [f'{subject}: {run.cost(seconds)}, {run.per_iteration(seconds)}.']
+    parts = ('logging: ', *(f'hook:{one}' for one in LOGGERS))
+    inner = [phase for phase in run.phases if kind == 'logging' and phase.startswith(parts)]
     costs = {phase.removeprefix('hook:'): run.cost(run.seconds(phase)) for phase in inner}
     why += [f'Of that, {phase}: {cost}.' for phase, cost in costs.items()]
     periods = [str(one.get('text')) for one in run.periods if one.get('cause') == name]

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmtempo.replacements import WITH_AMP
 from mmtempo.timing.causes import NEW_SHAPE
-from mmtempo.timing.pace import Slowdown, slowdown
+from mmtempo.timing.pace import Slowdown
 from mmtempo.utils.units import counted, duration, percent
 
 from .data import use_our_loop
@@ -18,6 +18,7 @@ IDLE = 0.15  # share of the time in which a device may be idle
 OFTEN = 0.5  # share of the readings in which a throttled device is reported without a slowdown
 RARE = 4  # multiple of the distance by which work may be near to be named
 EXPLAINED = 0.5  # share of a slowdown that known causes explain
+POWER = 'power limit'
 COMPILED, DEVICE_FULL, THROTTLED = 'torch compiled', 'device memory was full', 'device throttled'
 CPU_CAUSES = ('waiting for a CPU', 'other processes had the CPU')
 
@@ -51,13 +52,14 @@ def throttled(run: RunFigures) -> Iterator[Finding]:
     """Find a device whose clocks are reduced, for a time or throughout."""
     shares, stalls = _throttled_shares(run), _named(run, THROTTLED)
     seconds = sum(lost for _, lost, _ in stalls)
-    found = _slowdown(run)
+    found = run.slowdown
     if found is not None and _is_throttled(run, found):
         seconds = max(seconds, found.lost)
     names = [cause.partition(': ')[2] for cause, _, _ in stalls]
     names += sorted(shares, key=lambda reason: -shares[reason])
     share = max(shares.values(), default=0.0)
-    is_usual = share > OFTEN and not run.is_worth(seconds)  # nothing to compare with
+    # Without a slowdown there is nothing to compare with; a power limit is usual at full load.
+    is_usual = share > OFTEN and not run.is_worth(seconds) and names[0] != POWER
     if is_usual or run.is_worth(seconds):
         headline = f'The device runs at reduced clocks: {names[0]}.'
         why = ['Check its power limit, its cooling, and what else runs on it.']
@@ -71,7 +73,7 @@ def throttled(run: RunFigures) -> Iterator[Finding]:
 
 def slowdowns(run: RunFigures) -> Iterator[Finding]:
     """Find a lasting change to slower iterations, in a step or gradual."""
-    found, pace = _slowdown(run), run.summary.get('pace') or {}
+    found, pace = run.slowdown, run.summary.get('pace') or {}
     known = sum(one.get('lost') or 0.0 for one in run.stalls if _is_explained_span(one))
     if run.is_taken:
         return
@@ -86,17 +88,20 @@ def slowdowns(run: RunFigures) -> Iterator[Finding]:
         why = [f'Even growth, apart from waiting for data: {run.cost(found.lost)}.']
         yield Finding('drift', found.lost, headline, why)
         return
+    size = pace.get('size') or 1
     first = (run.summary.get('first_iter') or 0) + found.index + 1
     changes = [one for one in run.summary.get('changes') or [] if one.get('iter')]
     slower = [one for one in changes if (one.get('new') or 0) > (one.get('old') or 0)]
-    near = [one for one in slower if abs(one['iter'] - first) <= pace['size']]
+    near = [one for one in slower if abs(one['iter'] - first) <= size]
     near.sort(key=lambda one: abs(one['iter'] - first))
+    if near and near[0].get('cause') == NEW_SHAPE:
+        return  # larger inputs are more work
     first, about = (near[0]['iter'], '') if near else (first, 'about ')
     headline = f'Iterations take {times} from {about}iteration {first} on.'
     why = [f'Slower pace, apart from waiting for data: {run.cost(found.lost)}.']
     if near and near[0].get('category') not in (None, 'pace'):
         why.append(f'The change is in {near[0].get("phase")}: {near[0].get("cause")}.')
-    events = _events_near(run, first, pace['size'])
+    events = _events_near(run, first, size)
     why += [f'It begins near {" and ".join(events)}.'] if events else []
     yield Finding('pace', found.lost, headline, why)
 
@@ -112,11 +117,6 @@ def _is_throttled(run: RunFigures, found: Slowdown) -> bool:
     """Return whether the clocks were reduced for most of the slower part of the run."""
     part = 1 - found.index / run.iterations
     return max(_throttled_shares(run).values(), default=0.0) > OFTEN * part
-
-
-def _slowdown(run: RunFigures) -> Slowdown | None:
-    pace = run.summary.get('pace') or {}
-    return slowdown(pace.get('values') or [], pace.get('size') or 1)
 
 
 def copies(run: RunFigures) -> Iterator[Finding]:
