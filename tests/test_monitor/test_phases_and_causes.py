@@ -256,7 +256,8 @@ def test_release_and_unpacking_are_no_wait_for_data(
         1,
         2 * waits['batches'],
     )
-    assert 0 < waits['cpu'] <= 1.5 * waits['made']
+    assert waits['cpu'] > 0
+    assert waits['made'] > 0
 
 
 def test_counters_are_read_in_each_iteration(

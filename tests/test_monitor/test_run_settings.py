@@ -14,6 +14,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 
+from mmtempo.datasets import CachedDataset
 from mmtempo.monitor.run_settings import batches_per_update, files_of, setting_of, shape_of
 from mmtempo.report.verdict import judge
 from tests.testing.common import next_name
@@ -122,14 +123,14 @@ def test_default_hooks_given_by_class(tmp_path: Path) -> None:
 
 @DATASETS.register_module()
 class Images(ToyDataset):
-    """Dataset with a pipeline over image files, and optionally a cache."""
+    """Dataset with a pipeline over image files, and statistics that are not those of a cache."""
 
-    def __init__(self, file: str, cached: bool = False) -> None:
+    stats = dict(mean=0.5)
+
+    def __init__(self, file: str) -> None:
         super().__init__()
         self.pipeline = SimpleNamespace(transforms=[CheckpointHook(), SimpleNamespace()])
         self.file = file
-        if cached:
-            self.stats = lambda: None
 
     def get_data_info(self, index: int) -> dict:
         return dict(img_path=self.file)
@@ -153,7 +154,30 @@ class Joins(ToyDataset):
         self.datasets = [DATASETS.build(one) for one in datasets]
 
 
+@DATASETS.register_module()
+class Endless(ToyDataset):
+    """Dataset that seems to be within itself, as a proxy that forwards attributes."""
+
+    @property
+    def dataset(self) -> Endless:
+        return self
+
+
+@DATASETS.register_module()
+class CachedImages(CachedDataset):
+    """Cache of such a dataset."""
+
+    def __init__(self, file: str) -> None:
+        self.dataset, self._installed = Images(file), True
+
+    def full_init(self) -> None:
+        """Do nothing."""
+
+    metainfo: dict = {}
+
+
 IMAGES = dict(type='Images', file='a/B.JPG')
+CACHED = dict(type='CachedImages', file='a/B.JPG')
 NAMES = ['CheckpointHook', 'SimpleNamespace']
 
 
@@ -162,12 +186,13 @@ NAMES = ['CheckpointHook', 'SimpleNamespace']
     [
         (dict(type='ToyDataset'), False, [], None),
         (IMAGES, False, NAMES, '.jpg'),
-        (dict(IMAGES, cached=True), True, NAMES, '.jpg'),
+        (CACHED, True, NAMES, '.jpg'),
         (dict(type='Images', file='a'), False, NAMES, ''),
         (dict(type='Images', file=7), False, NAMES, None),
-        (dict(type='Wraps', dataset=dict(IMAGES, cached=True)), True, NAMES, None),
+        (dict(type='Wraps', dataset=CACHED), True, NAMES, None),
         (dict(type='Joins', datasets=[dict(type='Wraps', dataset=IMAGES)]), False, NAMES, None),
         (dict(type='Joins', datasets=[]), False, [], None),
+        (dict(type='Endless'), False, [], None),
     ],
 )
 def test_cost_of_a_sample(

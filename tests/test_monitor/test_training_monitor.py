@@ -15,6 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 
+from mmtempo.datasets import CachedDataset
 from mmtempo.datasets.cache.sample_cache import CacheStats
 from mmtempo.monitor.hook_calls import timers
 from mmtempo.monitor.hook_timer import add_edges
@@ -112,8 +113,16 @@ def test_summary_has_the_pressure_of_the_run(tmp_path: Path) -> None:
 
 
 @DATASETS.register_module()
-class CachedToy(ToyDataset):
-    """Dataset with the interface of `CachedDataset`."""
+class CachedToy(CachedDataset):
+    """Cache of a dataset without a pipeline."""
+
+    def __init__(self) -> None:
+        self.dataset, self._installed = ToyDataset(), True
+
+    def full_init(self) -> None:
+        """Do nothing."""
+
+    metainfo: dict = {}
 
     def stats(self) -> CacheStats:
         return CacheStats(samples=3, total=40, used=100, budget=200)

@@ -102,6 +102,12 @@ def delivery(usual: float = 0.9, waited: float = 1.0, took: float = 1.8) -> dict
         ),
         (
             slow('forward', facts=dict(recompiles=3.0), note=dict(is_first=True)),
+            'warm-up',
+            'first iterations',
+            '(forward)',
+        ),
+        (
+            slow('forward', facts=dict(recompiles=3.0)),
             'device',
             'torch compiled',
             'torch compiled 3 times (forward)',

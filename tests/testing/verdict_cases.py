@@ -85,11 +85,12 @@ def once(run: Run, interval: int = 5000) -> Run:
 
 
 LATE_SAMPLES = stalled('slow sample', 'data', 0.056 * TOTAL)  # of 0.111 that it waits
-THROTTLED = {'power limit': 0.51}
+THROTTLED = {'temperature': 0.51}
 SPAN = dict(iterations=100, category='device', lost=0.51 * 20 * 64 * 0.02)
 BUSY = dict(queued=MORE, others=0.11)
 WAIT = 'checkpoint: wait for the writer'
 
+KNOWN = dict(queued=0.0)  # the kernel counts waits for a CPU
 CASES = [
     Case('healthy', {}, [(taking(MORE, 'evaluation'), 'evaluation')], None),
     Case('short', dict(late(0.19), iterations=199), [
@@ -105,8 +106,9 @@ CASES = [
         (late(LESS), 'healthy'), (late(made=4900.0), 'data: late'), (late(cores=8), 'data: cpu'),
         (late(seconds=79.0, starting=58.0), 'healthy'),
     ], 0.1),
-    Case('data: workers', late(cores=8, cpu=3500.0), [
-        (late(cores=8, cpu=3600.0), 'data: cpu'),
+    Case('data: workers', late(cores=8, cpu=3500.0, pressure=KNOWN), [
+        (late(cores=8, cpu=3600.0, pressure=KNOWN), 'data: cpu'),
+        (late(cores=8, cpu=3500.0), 'data: cpu'),  # it may have waited for a CPU
     ], 0.1),
     Case('data: workers', late(cores=8, pressure=dict(busy=0.84)), [
         (late(cores=8, pressure=dict(busy=0.86)), 'data: cpu'),
@@ -120,9 +122,9 @@ CASES = [
         # `cpu` includes the wait for a CPU, so the rest is none.
         (late(cores=8, cpu=1000.0, pressure=dict(busy=0.86, queued=0.0)), 'data: workers'),
     ], 0.1),
-    Case('data: disk', late(cpu=800.0, pressure=dict(io=0.051)), [
-        (late(cpu=800.0, pressure=dict(io=0.049)), 'data: workers'),
-        (late(cpu=6000.0, pressure=dict(io=0.051)), 'data: workers'),
+    Case('data: disk', late(cpu=800.0, pressure=dict(KNOWN, io=0.051)), [
+        (late(cpu=800.0, pressure=dict(KNOWN, io=0.049)), 'data: workers'),
+        (late(cpu=6000.0, pressure=dict(KNOWN, io=0.051)), 'data: workers'),
     ], 0.1),
     Case('data: samples', late(made=4000.0) | LATE_SAMPLES, [
         (late(made=4000.0) | stalled('slow sample', 'data', 0.055 * TOTAL), 'data: late'),
@@ -184,7 +186,8 @@ CASES = [
     ),
     Case('unexplained', taking(MORE, 'unexplained'), [(taking(LESS, 'unexplained'), 'healthy')]),
     Case('device throttled', dict(device_throttled=THROTTLED), [
-        (dict(device_throttled={'power limit': 0.5}), 'healthy'),
+        (dict(device_throttled={'temperature': 0.5}), 'healthy'),
+        (dict(device_throttled={'power limit': 0.9}), 'healthy'),
         (dict(device_throttled=THROTTLED, device_busy=dict(mean=1.0, looks=9)), 'healthy'),
     ], 0.51),
     Case('device throttled', slower(0.17, device_throttled=THROTTLED), [
@@ -197,7 +200,7 @@ CASES = [
     Case('pace', losing(MORE, 'slower forward', 'pace'), [
         (losing(LESS, 'slower forward', 'pace'), 'healthy'),
     ]),
-    Case('drift', drifting(0.175), [(drifting(0.153), 'healthy')], 0.0175 * 2560 / TOTAL),
+    Case('drift', drifting(0.175), [(drifting(0.153), 'healthy')], 0.0175 * 2560 * 40 / 39 / TOTAL),
     Case('copies', taking(MORE, 'to_device'), [
         (taking(LESS, 'to_device'), 'healthy'),
         (dict(taking(MORE, 'to_device'), machine=dict(accelerator=None)), 'healthy'),

@@ -268,7 +268,7 @@ class MachineReadings:
             'swapping': partial(swapping, root),
             '/dev/shm': partial(shared_memory, root),
             'pressure': partial(pressure, root, cpu_groups),
-            'CPU time': RateLimited(partial(cpu_time, own.pid, root), rest=0.5),
+            'CPU time': partial(cpu_time, own.pid, root),
             'CPU quota': partial(throttling, cpu_groups),
             'memory of this process': partial(main_memory, own),
             'memory of all its processes': RateLimited(partial(tree_memory, own.pid)),

@@ -195,7 +195,8 @@ def _data_cause(slow: SlowIteration, evidence: dict[str, Any]) -> tuple[str, str
     # The other samples of the batch tell a slow sample from a slow worker.
     count = len(slow.note['delivery'].samples) if 'delivery' in slow.note else 0
     others = (evidence.get('worker_seconds', 0.0) - took) / (count - 1) if count > 1 else 0.0
-    usual = max(evidence.get('usual_sample_seconds') or 0.0, others)
+    mean = evidence.get('usual_sample_seconds')
+    usual = max(mean, others) if mean else 0.0
     if usual and took >= SLOW_SAMPLE * usual and took >= MOST * evidence['waited']:
         which = f' {evidence["slowest_sample"]} ({duration(took)}, usually {duration(usual)})'
         return 'slow sample', which

@@ -67,7 +67,7 @@ class Pace:
             self.size *= 2
 
 
-def slowdown(values: Sequence[float], size: int) -> Slowdown | None:
+def slowdown(values: Sequence[float], size: int, iterations: int = 0) -> Slowdown | None:
     """Return the lasting slowdown that explains the values best; None where there is none.
 
     A step separates two levels. Where a line fits better than a step, the time grows gradually.
@@ -75,6 +75,7 @@ def slowdown(values: Sequence[float], size: int) -> Slowdown | None:
     Args:
         values: Usual seconds of consecutive iterations, as in `Pace`.
         size: Number of iterations of each value.
+        iterations: Number of all iterations, also those after the last value. Defaults to 0.
     """
     seconds = np.asarray(values, float)
     count = len(seconds)
@@ -85,14 +86,17 @@ def slowdown(values: Sequence[float], size: int) -> Slowdown | None:
     slope, start = np.polyfit(np.arange(count), seconds, 1)
     line = start + slope * np.arange(count)
     if np.abs(seconds - line).sum() < _misfit(seconds, split):
-        split, old, new = 0, np.median(seconds[:FEWEST]), np.median(seconds[-FEWEST:])
+        # From the first iteration on; where the growth is not linear, near what was measured.
+        split, old, new = 0, max(line[0] - slope / 2, 0.9 * seconds.min()), line[-1]
         is_clear = seconds[-FEWEST:].min() > seconds[:FEWEST].max()
     else:
         middle = (old + new) / 2
         is_clear = np.mean((seconds > middle) == (np.arange(count) >= split)) >= CLEAR
     if not is_clear or new < (1 + LEAST) * old:
         return None
-    lost = float((seconds[split:] - old).sum() * size)
+    rest = iterations - count * size  # of the next value
+    rest = rest if 0 < rest < size else 0
+    lost = float((seconds[split:] - old).sum() * size + (seconds[-1] - old) * rest)
     return Slowdown(not split, split * size, float(old), float(new), lost)
 
 

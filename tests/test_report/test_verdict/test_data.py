@@ -56,12 +56,13 @@ def test_needed_workers_are_limited_to_cores() -> None:
 
 
 def test_workers_that_wait_may_exceed_the_cores() -> None:
-    verdict = judge(summary(**late(0.45, cores=2, made=9600.0, cpu=2400.0)))
+    known = dict(queued=0.0)
+    verdict = judge(summary(**late(0.45, cores=2, made=9600.0, cpu=2400.0, pressure=known)))
     assert verdict.findings[0].key == 'data: workers'
-    assert overrides(verdict) == ['train_dataloader.num_workers=17']
+    assert overrides(verdict) == ['train_dataloader.num_workers=8']
     assert (
-        'Making a batch needs a CPU in 25 % of the time; in the rest it waits for a disk or the '
-        'network.' in verdict.why
+        'Making a batch needs a CPU in 25 % of the time; in the rest it waits for a disk, the '
+        'network, or another thread or process.' in verdict.why
     )
 
 

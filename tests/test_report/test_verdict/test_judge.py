@@ -97,7 +97,7 @@ def everything() -> list[dict[str, Any]]:
     )
     idle = summary(setting=dict(stock, default_hooks={}), device_busy=dict(mean=0.2, looks=99))
     idle['phases']['hook:CheckpointHook'] = dict(seconds=90.0)
-    ends = summary({'loader: end': 60.0}, dict(by_epoch=True))
+    ends = summary({'loader: end': 60.0}, dict(by_epoch=True, persistent_workers=False))
     static = losing(0.05, 'torch compiled', 'device', setting=dict(compile_dynamic=False))
     no_core = losing(0.05, 'waiting for a CPU', 'host', machine=dict(cores=8))
     return [comb(), full, summary(ours), idle, ends, summary(**static), summary(**no_core)]
@@ -142,7 +142,7 @@ def test_verdict_is_json(found: dict[str, Any]) -> None:
 
 
 def test_largest_cost_comes_first() -> None:
-    phases = {'data': 60.0, 'evaluation': 90.0, 'hook:CheckpointHook': 40.0}
+    phases = {'data': 120.0, 'evaluation': 150.0, 'hook:CheckpointHook': 40.0}
     verdict = judge(summary(phases=phases, setting=dict(default_hooks=STOCK_HOOKS)))
     assert keys(verdict) == ['evaluation', 'data: workers', 'save']
     assert verdict.headline == verdict.findings[0].headline

@@ -197,7 +197,7 @@ class RunFigures:
     def slowdown(self) -> Slowdown | None:
         """The lasting change to slower iterations; None without one."""
         pace = self.summary.get('pace') or {}
-        return slowdown(pace.get('values') or [], pace.get('size') or 1)
+        return slowdown(pace.get('values') or [], pace.get('size') or 1, self.iterations)
 
     @property
     def device_busy(self) -> float | None:
