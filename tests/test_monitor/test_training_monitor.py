@@ -124,6 +124,9 @@ class CachedToy(CachedDataset):
 
     metainfo: dict = {}
 
+    def describe(self) -> str:
+        return 'cached'
+
     def stats(self) -> CacheStats:
         return CacheStats(samples=3, total=40, used=100, budget=200)
 
