@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 # Parts of a training step. `WHOLE` where it is compiled and has no parts, `BOTH` where parts of
@@ -43,19 +42,26 @@ def deactivate(timeline: Charged) -> None:
         _active.remove(timeline)
 
 
-@contextlib.contextmanager
-def charged_to(name: str) -> Iterator[None]:
-    """Attribute the time spent in this block to the phase `name`.
+class charged_to:  # noqa: N801  (a context manager, as `torch.no_grad`)
+    """Context manager that attributes the time spent in its block to a phase.
 
-    No-op without an active timeline. Call it in the training thread only.
+    No-op without an active timeline. Use it in the training thread only.
+
+    Args:
+        name: Name of the phase.
     """
-    if not _active:
-        yield
-        return
-    timeline = _active[-1]
-    start, before = timeline.clock(), timeline.carved()
-    try:
-        yield
-    finally:
-        inner = timeline.carved() - before
-        timeline.carve(name, timeline.clock() - start - inner)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._timeline = _active[-1] if _active else None
+        if self._timeline is not None:
+            self._before = self._timeline.carved()
+            self._start = self._timeline.clock()
+
+    def __exit__(self, *error: object) -> None:
+        timeline = self._timeline
+        if timeline is not None:
+            inner = timeline.carved() - self._before
+            timeline.carve(self._name, timeline.clock() - self._start - inner)
