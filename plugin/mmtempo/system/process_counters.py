@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import operator
+import os
 import threading
 import time
 import weakref
@@ -14,8 +16,6 @@ try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
-
-from .limits import read_file
 
 FULL = 2  # the generation of a full collection
 _COUNTS = operator.attrgetter('ru_majflt', 'ru_minflt', 'ru_nivcsw', 'ru_stime', 'ru_utime')
@@ -92,15 +92,24 @@ class IterationCounters:
 
 
 def cpu_demand() -> float:
-    """Return the seconds in which this thread computed or was ready to and waited for a CPU.
+    """Return the seconds in which this thread computed, or was ready to and waited for a CPU.
 
     Without the kernel's count of the waiting, only those in which it computed.
     """
     seconds = time.thread_time()
-    waited = read_file('/proc/thread-self', 'schedstat').split()
-    if len(waited) > 1:
-        seconds += int(waited[1]) * 1e-9
+    file = _schedstat(os.getpid(), threading.get_native_id())
+    if file is not None:
+        seconds += int(os.pread(file, 64, 0).split()[1]) * 1e-9
     return seconds
+
+
+@functools.cache
+def _schedstat(process: int, thread: int) -> int | None:
+    """Open the file of a thread, once: opening takes longer than reading."""
+    try:
+        return os.open(f'/proc/{process}/task/{thread}/schedstat', os.O_RDONLY)
+    except OSError:
+        return None
 
 
 class _Collections:

@@ -42,7 +42,7 @@ def deactivate(timeline: Charged) -> None:
         _active.remove(timeline)
 
 
-class charged_to:  # noqa: N801  (a context manager, as `torch.no_grad`)
+class charged_to:
     """Context manager that attributes the time spent in its block to a phase.
 
     No-op without an active timeline. Use it in the training thread only.

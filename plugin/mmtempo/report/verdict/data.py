@@ -151,6 +151,8 @@ def _more_workers(run: RunFigures, delivered: float) -> tuple[str, list[Advice],
         return 'data: workers', [], []
     on_cores = f'{counted(workers, "worker")} on {counted(cores, "core")}'
     made, cpu, busy = run.loader['made'], run.loader['cpu'], run.pressure.get('busy')
+    if not workers:  # the main process makes the batches, and may have waited for a CPU then
+        cpu += run.pressure['queued'] * run.total
     # Where the kernel counts it, `cpu` includes the wait for a CPU; else a busy CPU may explain it.
     is_known = 'queued' in run.pressure or (busy is not None and busy < IN_USE)
     waits = is_known and 'cpu' in run.loader and cpu < WAITING * made
