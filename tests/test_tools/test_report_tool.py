@@ -116,18 +116,21 @@ def test_crashed_run_is_not_judged(
     assert f'cannot judge these runs: {which} crashed after 100 iterations' in error
 
 
-def test_runs_with_other_batch_sizes_are_not_judged(
+def test_runs_of_another_model_are_not_judged(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     summary, lines = made_up_run(iterations=200)
-    write_lines(tmp_path, lines)
-    write_summary(tmp_path, dict(summary, setting=dict(summary['setting'], batch_size=8)))
-    words = ['compare', runs / 'fast', tmp_path]
+    for name in 'AB':
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name, lines)
+        setting = dict(summary['setting'], model=name)
+        write_summary(tmp_path / name, dict(summary, setting=setting))
+    words = ['compare', tmp_path / 'A', tmp_path / 'B']
     assert call(monkeypatch, *words) == 0
     assert call(monkeypatch, *words, '--fail-if-slower', '5%') == 2
     out, error = capsys.readouterr()
-    assert 'cannot be compared: batch size 4 against 8' in out
-    assert 'cannot judge these runs: batch size 4 against 8' in error
+    assert 'cannot be compared: model A against B' in out
+    assert 'cannot judge these runs: model A against B' in error
     assert not {'better', 'worse'} & set(out.split())
 
 
