@@ -43,8 +43,8 @@ class WaitStats:
         samples: Number of samples whose batches have a timing; the next two are of these.
         made: Seconds in which processes made these batches.
         cpu: Seconds of these in which they computed or waited for a CPU; the rest is waiting for
-            a disk, the network or another process. Without workers, those of computing only:
-            reading the kernel's count of the waits takes 50 us.
+            a disk, the network or another process. Without workers, only those in which this
+            process computed: the training's thread does not read the kernel's count of waits.
     """
 
     batches: int = 0

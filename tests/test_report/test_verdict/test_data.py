@@ -93,7 +93,7 @@ def test_samples_are_made_cheaper_where_it_is_possible(changes: dict, texts: lis
     cache = dict(samples=20, total=30, used=changes.get('used', 5), budget=100)
     run = late(cores=8) | dict(cache=cache if 'cache' in changes else None)
     why = judge(summary(**run, setting=changes)).why
-    at = why.index('A sample takes 300 ms of CPU time.')
+    at = why.index('A sample needs a CPU for 300 ms.')
     assert why[at - 1].startswith('No core is left')
     assert len(why[at + 1 :]) == len(texts)
     for line, text in zip(why[at + 1 :], texts):

@@ -37,7 +37,7 @@ def test_cpu_limit_is_that_of_all_cores() -> None:
 
 def test_full_memory_is_reported_without_any_cost() -> None:
     verdict = judge(summary(memory=dict(peak=dict(ram_used=0.93))))
-    assert verdict.headline.startswith('No cost exceeds 3.0 % of the time.')
+    assert verdict.headline.startswith('No recurring cost exceeds 3.0 % of the time.')
     assert '93 % of the memory was in use.' in verdict.why
     assert overrides(verdict) == LESS_MEMORY
 
@@ -91,5 +91,5 @@ def test_little_swapping_is_no_finding() -> None:
 
 def test_first_warnings_are_passed_on() -> None:
     verdict = judge(summary(warnings=['/dev/shm is nearly full', 'b', 'c', 'd']))
-    assert verdict.headline.startswith('No cost exceeds 3.0 % of the time.')
+    assert verdict.headline.startswith('No recurring cost exceeds 3.0 % of the time.')
     assert verdict.why[-3:] == ['/dev/shm is nearly full', 'b', 'c']

@@ -192,7 +192,7 @@ def _cheaper(run: RunFigures) -> list[str]:
     why = []
     samples = run.loader['samples']
     if samples and 'cpu' in run.loader:
-        why.append(f'A sample takes {duration(run.loader["cpu"] / samples)} of CPU time.')
+        why.append(f'A sample needs a CPU for {duration(run.loader["cpu"] / samples)}.')
     cache, names = run.summary.get('cache') or {}, run.setting.get('transforms') or ()
     if not run.setting.get('cache'):
         why.append('Wrap the dataset in CachedDataset: it runs the first transforms once.')

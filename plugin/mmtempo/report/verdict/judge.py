@@ -17,8 +17,8 @@ from .step import device_is_the_limit
 CLEAR = 0.2  # share of the time that a short run shows beyond doubt
 
 # All findings, each a pure function of the figures. Every sentence of a verdict is one of theirs,
-# or of `_without_findings`. `tests/verdicts` has a run for each key where it is true, and one where
-# it is nearly true.
+# or of `_without_findings`. `tests/testing/verdict_cases.py` has figures for each key where it is
+# true, and where it is nearly true.
 CATALOGUE: tuple[Callable[[RunFigures], Iterable[Finding]], ...] = (
     machine.other_processes, machine.cpu_quota, machine.memory, machine.page_faults,
     data.slow_samples, data.too_few_batches, data.late_batches,
@@ -89,11 +89,8 @@ def _without_findings(run: RunFigures, is_risky: bool) -> Finding:
     why = device_is_the_limit(run)
     cv = run.summary.get('cv')
     if cv is not None and not is_even(cv):
-        why.append(
-            f'Iteration times vary by {percent(cv)} (target: below {percent(EVEN)}), at a cost of '
-            f'less than {percent(WORTH)} of the time for any one cause.'
-        )
+        why.append(f'Iteration times vary by {percent(cv)} (target: below {percent(EVEN)}).')
     headline = 'Healthy: nothing to change.'
     if is_risky:
-        headline = f'No cost exceeds {percent(WORTH)} of the time.'
+        headline = f'No recurring cost exceeds {percent(WORTH)} of the time.'
     return Finding('healthy', 0.0, headline + steps, why)
